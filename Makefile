@@ -1,0 +1,47 @@
+# `make demo` and `make test` build .venv from pinned requirements first, and again only when these or Python change.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test clean
+
+PYTHON ?= python3
+REQUIREMENTS := envs/cpu.txt
+VENV := .venv
+
+# "HASH INTERPRETER", empty if PYTHON is missing or too old. The hash is of contents, so that neither `touch` nor a fresh clone
+# matters; the interpreter is the one beneath an activated environment, because .venv is deleted before it is rebuilt.
+IDENTITY := $(shell $(PYTHON) -c 'import hashlib, sys; sys.version_info >= (3, 11) and print(hashlib.sha256( \
+  sys.version.encode() + open("$(REQUIREMENTS)", "rb").read()).hexdigest()[:16], sys._base_executable)' 2>/dev/null)
+STAMP := $(VENV)/.installed-$(or $(firstword $(IDENTITY)),never)
+
+# Two makes at once: the second waits, then finds the stamp. Without flock (macOS) run one at a time.
+LOCKED := $(if $(shell command -v flock),flock $(REQUIREMENTS))
+
+help:
+	@echo "make demo    the whole study, small, on this machine's CPU; ends with its summary"
+	@echo "make test    lint and tests"
+	@echo "make clean   remove results/demo, nothing else"
+	@echo "PYTHON=...   interpreter to build $(VENV) with, 3.11 or newer (default: python3)"
+
+# Commands of rules find `python` on PATH, so .venv comes first there.
+demo: $(STAMP)
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/snakemake --profile profiles/demo
+
+test: $(STAMP)
+	@$(VENV)/bin/ruff check .
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/python -m pytest
+
+clean:
+	rm -rf results/demo
+
+# The stamp comes last: an interrupted or failed installation leaves none.
+$(STAMP):
+ifeq ($(IDENTITY),)
+	@echo "'$(PYTHON)' is missing or older than Python 3.11; give one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1
+else
+	@$(LOCKED) sh -ec 'test ! -e $@ || exit 0; \
+	  echo "Installing $(REQUIREMENTS) into $(VENV): once, about a minute"; \
+	  rm -rf $(VENV); \
+	  $(lastword $(IDENTITY)) -m venv $(VENV); \
+	  $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -r $(REQUIREMENTS); \
+	  touch $@'
+endif

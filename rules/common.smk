@@ -1,0 +1,55 @@
+# What every rule file uses: the validated study, its section files, code digests, wildcard constraints.
+import sys
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+
+sys.path.insert(0, str(Path(workflow.basedir) / "scripts"))
+from agentrl import config as study_config
+from agentrl.sources import code_digest
+
+
+def validated():
+    """config.yaml, below the --configfile of a profile or command line, below --config; read strictly, refused as a message."""
+    settings = workflow.config_settings
+    try:
+        raw = study_config.read_yaml(Path(workflow.basedir) / "config.yaml", *settings.configfiles)
+        return study_config.validate(study_config.merge(raw, study_config.retype(settings.config or {})))
+    except study_config.ConfigError as error:
+        raise WorkflowError(str(error)) from None
+
+
+STUDY = validated()
+SECTIONS = study_config.sections(STUDY)
+R = f"results/{STUDY.study}"
+CANDIDATES = [f"{arm}/seed-{seed}" for arm in STUDY.arms for seed in STUDY.training.seeds]
+
+
+def section_content(wildcards):
+    return study_config.canonical(SECTIONS[wildcards.section])
+
+
+def section(*names):
+    """Paths of section files, the only configuration a job ever reads."""
+    return [f"{R}/config/{name}.json" for name in names]
+
+
+# Built from the configuration: an unconfigured arm or seed is refused, not planned.
+wildcard_constraints:
+    section="|".join(SECTIONS),
+    split="|".join(study_config.SPLITS),
+    arm="|".join(STUDY.arms),
+    seed="|".join(str(seed) for seed in STUDY.training.seeds),
+    policy="|".join(["baseline", *CANDIDATES]),
+    stage="train|retention|agent-dev|agent-test",
+
+
+rule section:
+    output:
+        f"{R}/config/{{section}}.json",
+    params:
+        content=section_content,
+        code=code_digest("write_section.py"),
+    localrule: True
+    shell:
+        "python scripts/write_section.py --content {params.content:q} --out {output}"

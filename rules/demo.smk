@@ -1,0 +1,34 @@
+# Demo only: the pipeline makes its own start policy.
+
+
+rule demo_base:
+    input:
+        recipe=f"{R}/config/demo-base.json",
+    output:
+        manifest=f"{R}/demo/base/manifest.json",
+    log:
+        f"{R}/demo/base/log.txt",
+    params:
+        out=subpath(output.manifest, parent=True),
+        code=code_digest("train_demo_base.py"),
+    resources:
+        gpu=1,
+    shell:
+        "python scripts/train_demo_base.py --recipe {input.recipe} --out {params.out} > {log} 2>&1"
+
+
+rule demo_sft:
+    input:
+        recipe=f"{R}/config/demo-sft.json",
+        base=rules.demo_base.output.manifest,
+    output:
+        manifest=f"{R}/start/manifest.json",
+    log:
+        f"{R}/start/log.txt",
+    params:
+        out=subpath(output.manifest, parent=True),
+        code=code_digest("train_demo_sft.py"),
+    resources:
+        gpu=1,
+    shell:
+        "python scripts/train_demo_sft.py --recipe {input.recipe} --base {input.base} --out {params.out} > {log} 2>&1"

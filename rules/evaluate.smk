@@ -1,0 +1,47 @@
+# Baseline and candidates are one rule with another wildcard: matching is structural, the manifest is the proof.
+
+
+def policy_manifest(wildcards):
+    if wildcards.policy == "baseline":
+        return f"{R}/start/manifest.json"
+    return f"{R}/arms/{wildcards.policy}/merged/manifest.json"
+
+
+rule evaluate_agent:
+    input:
+        policy=policy_manifest,
+        tasks=f"{R}/tasks/{{split}}/tasks.jsonl",
+        freeze=f"{R}/freeze/agent-{{split}}.json",
+    output:
+        manifest=f"{R}/policies/{{policy}}/agent-{{split}}/manifest.json",
+        episodes=f"{R}/policies/{{policy}}/agent-{{split}}/episodes.jsonl",
+    log:
+        f"{R}/policies/{{policy}}/agent-{{split}}/log.txt",
+    params:
+        out=subpath(output.manifest, parent=True),
+        code=code_digest("evaluate_agent.py"),
+    resources:
+        gpu=1,
+    shell:
+        "python scripts/evaluate_agent.py --name {wildcards.policy} --policy {input.policy} --tasks {input.tasks}"
+        " --freeze {input.freeze} --out {params.out} > {log} 2>&1"
+
+
+rule evaluate_retention:
+    input:
+        policy=policy_manifest,
+        frozen=rules.retention_items.output.frozen,
+        freeze=f"{R}/freeze/retention.json",
+    output:
+        manifest=f"{R}/policies/{{policy}}/retention/manifest.json",
+        answers=f"{R}/policies/{{policy}}/retention/answers.jsonl",
+    log:
+        f"{R}/policies/{{policy}}/retention/log.txt",
+    params:
+        out=subpath(output.manifest, parent=True),
+        code=code_digest("evaluate_retention.py"),
+    resources:
+        gpu=1,
+    shell:
+        "python scripts/evaluate_retention.py --name {wildcards.policy} --policy {input.policy} --items {input.frozen}"
+        " --freeze {input.freeze} --out {params.out} > {log} 2>&1"

@@ -1,0 +1,34 @@
+# One freeze per stage, holding only what that stage consumes.
+FROZEN_SECTIONS = {
+    "train": ("model", "protocol", "decoding", "reward", "training"),
+    "retention": ("model", "retention"),
+    "agent-dev": ("model", "protocol", "decoding", "evaluation"),
+    "agent-test": ("model", "protocol", "decoding", "evaluation"),
+}
+
+
+def frozen_data(wildcards):
+    if wildcards.stage == "retention":
+        return rules.retention_items.output.frozen
+    return f"{R}/tasks/{wildcards.stage.removeprefix('agent-')}/tasks.jsonl"
+
+
+def frozen_sections(wildcards):
+    return section(*FROZEN_SECTIONS[wildcards.stage])
+
+
+rule freeze:
+    input:
+        start=f"{R}/start/manifest.json",
+        data=frozen_data,
+        sections=frozen_sections,
+    output:
+        f"{R}/freeze/{{stage}}.json",
+    log:
+        f"{R}/freeze/{{stage}}.log",
+    params:
+        code=code_digest("freeze_stage.py"),
+    localrule: True
+    shell:
+        "python scripts/freeze_stage.py --stage {wildcards.stage} --start {input.start} --data {input.data}"
+        " --sections {input.sections} --out {output} > {log} 2>&1"

@@ -1,0 +1,34 @@
+# The frozen data of a study: tasks of each split and retention items.
+
+
+rule tasks:
+    input:
+        section=f"{R}/config/tasks-{{split}}.json",
+    output:
+        manifest=f"{R}/tasks/{{split}}/manifest.json",
+        tasks=f"{R}/tasks/{{split}}/tasks.jsonl",
+    log:
+        f"{R}/tasks/{{split}}/log.txt",
+    params:
+        out=subpath(output.manifest, parent=True),
+        code=code_digest("generate_tasks.py"),
+    localrule: True
+    shell:
+        "python scripts/generate_tasks.py --section {input.section} --split {wildcards.split} --out {params.out} > {log} 2>&1"
+
+
+rule retention_items:
+    input:
+        section=f"{R}/config/retention.json",
+    output:
+        manifest=f"{R}/retention/manifest.json",
+        frozen=f"{R}/retention/items.jsonl",
+    log:
+        f"{R}/retention/log.txt",
+    params:
+        out=subpath(output.manifest, parent=True),
+        cache="results/cache",
+        code=code_digest("freeze_retention_items.py"),
+    localrule: True
+    shell:
+        "python scripts/freeze_retention_items.py --section {input.section} --cache {params.cache} --out {params.out} > {log} 2>&1"

@@ -1,0 +1,510 @@
+"""The study's configuration as validated models: unknown keys, wrong types and impossible combinations are refused.
+
+Two steps, both before any job: `read_yaml` reads strictly (duplicate keys, octal-looking integers and values that YAML 1.1
+would reinterpret are refused with their line), `Study` validates. Jobs never see YAML: they read one canonical JSON file per
+section (`sections`), so a config edited while a job waits in a queue cannot change that job behind the record.
+"""
+
+import json
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from agentrl.tasks import SPLITS, check_share
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+Positive = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Rate = Annotated[float, Field(gt=0)]
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used; the message says which key, what was found, what was expected."""
+
+
+class Section(BaseModel):
+    """Base of every section: strict types, no unknown keys, immutable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Model(Section):
+    """The start policy and how every stage loads it."""
+
+    start: str | None
+    """Local folder or hub id of the German SFT checkpoint; null where `demo_policy` makes one."""
+    revision: str | None = None
+    """Pinned hub commit; must be null for a local folder."""
+    dtype: Literal["float32", "bfloat16"]
+    device: Literal["cpu", "cuda"]
+    threads: Positive | None = None
+    """CPU threads of one process; null leaves torch's default."""
+
+
+class Range(Section):
+    """Inclusive range of a private fact."""
+
+    min: Positive
+    max: Positive
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Range":
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} is above max {self.max}")
+        return self
+
+
+class Splits(Section):
+    """Tasks per split: `tasks.SPLITS`, each at most its share of the pairs (`tasks.SHARES`)."""
+
+    train: Positive
+    dev: Positive
+    test: Positive
+
+
+class BaseTasks(Section):
+    """What tasks of no split depend on."""
+
+    family: Name
+    quantity: Range
+    unit_price: Range
+    """Whole euros."""
+
+
+class TaskSplit(BaseTasks):
+    """One split of the task set, as its job reads it."""
+
+    seed: Seed
+    count: Positive
+
+
+class Tasks(BaseTasks):
+    """The frozen task set."""
+
+    seed: Seed
+    splits: Splits
+
+    @model_validator(mode="after")
+    def _shares_suffice(self) -> "Tasks":
+        for split in SPLITS:
+            check_share(self, split, getattr(self.splits, split))
+        return self
+
+
+class Protocol(Section):
+    """One episode: what ends it and what breaks strict success."""
+
+    budget: Positive
+    """Tokens of the stream after the prompt, observations and framing included."""
+    max_tool_iterations: Positive
+    """Turns that may call a tool; one more assistant turn may follow to answer."""
+    failed_call_breaks_success: bool
+    """Whether a failed call between lookup and product breaks strict success (it always costs reward)."""
+
+
+class Decoding(Section):
+    """Sampling of one token: temperature, then top-k, top-p, min-p. `temperature: 0` is greedy."""
+
+    temperature: Annotated[float, Field(ge=0)]
+    top_p: Annotated[float, Field(gt=0, le=1)]
+    top_k: Annotated[int, Field(ge=0)]
+    """0 keeps the whole vocabulary."""
+    min_p: Share
+    seed: Seed
+
+
+class Reward(Section):
+    """Milestone shaping of the training reward; clipped to [0, 1]; never mixed with success."""
+
+    lookup: Share
+    calculation: Share
+    strict: Share
+    tool_error: Share
+    """Subtracted once per tool error."""
+
+
+class Lora(Section):
+    """PEFT LoRA of the trained policy."""
+
+    r: Positive
+    alpha: Positive
+    targets: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class TrainingSettings(Section):
+    """GRPO. One optimizer step consumes `batch_size` episodes: `batch_size / group_size` tasks."""
+
+    steps: Positive
+    group_size: Annotated[int, Field(ge=2)]
+    batch_size: Positive
+    learning_rate: Rate
+    lr_schedule: Literal["linear", "constant", "cosine"]
+    kl: Annotated[float, Field(ge=0)]
+    """Weight of the KL penalty against the start policy (adapter off)."""
+    max_grad_norm: Rate
+    loss_type: Literal["dapo", "grpo", "dr_grpo", "bnpo"]
+    scale_rewards: Literal["group", "none"]
+    lora: Lora
+    gradient_checkpointing: bool
+    checkpoint_every: Positive
+    """Steps between resumable checkpoints in the work folder."""
+
+    @model_validator(mode="after")
+    def _groups_fill_batch(self) -> "TrainingSettings":
+        if self.batch_size % self.group_size:
+            raise ValueError(f"group_size {self.group_size} does not divide batch_size {self.batch_size}")
+        return self
+
+    @property
+    def tasks_per_step(self) -> int:
+        """Groups in one optimizer step."""
+        return self.batch_size // self.group_size
+
+
+class Training(TrainingSettings):
+    """The training of every arm, once per seed."""
+
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _distinct_seeds(self) -> "Training":
+        if len(set(self.seeds)) != len(self.seeds):
+            raise ValueError(f"seeds {list(self.seeds)} repeat")
+        return self
+
+
+class Arm(Section):
+    """One way to train, compared against the baseline."""
+
+    reward: Literal["shaped", "random"]
+
+
+class EvaluationShape(Section):
+    """Agent evaluation, the same for every policy."""
+
+    trials: Positive
+    batch_size: Positive
+
+
+class Evaluation(EvaluationShape):
+    """Which splits are evaluated, and how."""
+
+    splits: Annotated[tuple[Literal["dev", "test"], ...], Field(min_length=1)]
+
+
+class RetentionPrompt(Section):
+    """The frozen prompt of the retention items."""
+
+    system: str
+    prompt: str
+    """User message; `{question}` is replaced by the item's question."""
+
+    @model_validator(mode="after")
+    def _one_question(self) -> "RetentionPrompt":
+        if (found := self.prompt.count("{question}")) != 1:
+            raise ValueError(f"prompt must contain {{question}} exactly once, found {found} times in {self.prompt!r}")
+        return self
+
+
+class Retention(RetentionPrompt):
+    """Mathematics without tools: frozen items, own prompt, own token limit and decoding."""
+
+    source: Literal["mgsm", "word-problems"]
+    path: str | None = None
+    """Local copy of mgsm_de.tsv; null fetches it once from the pinned commit. Both are checked by sha256."""
+    items: Positive
+    ids: tuple[str, ...] | None = None
+    """The frozen items themselves; null chooses `items` of them by `seed`."""
+    seed: Seed
+    max_tokens: Positive
+    batch_size: Positive
+    decoding: Decoding
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Retention":
+        if self.ids is not None and len(self.ids) != self.items:
+            raise ValueError(f"ids names {len(self.ids)} items, items says {self.items}")
+        if self.ids is not None and len(set(self.ids)) != len(self.ids):
+            raise ValueError(f"ids repeat: {sorted({i for i in self.ids if self.ids.count(i) > 1})}")
+        if (found := self.prompt.count("{question}")) != 1:
+            raise ValueError(f"prompt must contain {{question}} exactly once, found {found} times in {self.prompt!r}")
+        return self
+
+
+class Statistics(Section):
+    """How policies are compared."""
+
+    confidence: Annotated[float, Field(gt=0.5, lt=1)]
+    alpha: Annotated[float, Field(gt=0, lt=0.5)]
+    seed: Seed
+
+
+class Architecture(Section):
+    """Shape of the demo policy, a Qwen3 of its own."""
+
+    hidden: Positive
+    layers: Positive
+    heads: Positive
+    kv_heads: Positive
+    head_dim: Positive
+    mlp: Positive
+    vocabulary: Annotated[int, Field(ge=300)]
+
+
+class Mixture(Section):
+    """Shares of demonstrations that depart from the expert, so that the policy has something to learn."""
+
+    guess: Share
+    """Answers after the lookup without calculating."""
+    bare_result: Share
+    """Calls the calculator with a number instead of the product."""
+    wrong_formula: Share
+    """Adds instead of multiplying."""
+    free_answer: Share
+    """Answers in a sentence, without the answer tag."""
+    wrong_sum: Share
+    """Word problems whose demonstrated result is off."""
+
+
+class Drill(Section):
+    """Copying drills before the base stage."""
+
+    steps: Positive
+    batch_size: Positive
+    learning_rate: Rate
+
+
+class DemoStage(Section):
+    """One supervised stage of the demo policy."""
+
+    seed: Seed
+    steps: Positive
+    batch_size: Positive
+    learning_rate: Rate
+    word_problems: Share
+    """Share of word problems among the examples."""
+    equations: Share
+    """Share of bare equations; what remains are agent trajectories."""
+    mixture: Mixture
+
+
+class DemoPolicy(Section):
+    """Recipe of the policy that the pipeline makes itself, so that the whole study runs on a laptop."""
+
+    architecture: Architecture
+    drill: Drill
+    base: DemoStage
+    sft: DemoStage
+    sft_lora: Lora
+
+
+class DemoJob(Section):
+    """What both jobs that make the demo policy need beside their own recipe."""
+
+    threads: Positive
+    tasks: BaseTasks
+    protocol: Protocol
+    retention: RetentionPrompt
+    stage: DemoStage
+
+
+class DemoBase(DemoJob):
+    """Section `demo-base`: the job that trains tokenizer and base."""
+
+    architecture: Architecture
+    drill: Drill
+
+
+class DemoSft(DemoJob):
+    """Section `demo-sft`: the job that makes the start policy from the base."""
+
+    lora: Lora
+
+
+class Study(Section):
+    """One study. `results/{study}/` holds everything it makes."""
+
+    study: Name
+    model: Model
+    tasks: Tasks
+    protocol: Protocol
+    decoding: Decoding
+    reward: Reward
+    training: Training
+    arms: Annotated[dict[Name, Arm], Field(min_length=1)]
+    evaluation: Evaluation
+    retention: Retention
+    statistics: Statistics
+    demo_policy: DemoPolicy | None = None
+
+    @model_validator(mode="after")
+    def _possible(self) -> "Study":
+        if (self.model.start is None) == (self.demo_policy is None):
+            raise ValueError(
+                "exactly one of model.start and demo_policy must be set, a start checkpoint or a recipe to make one; found model.start "
+                f"{json.dumps(self.model.start)} and demo_policy {'null' if self.demo_policy is None else 'set'}"
+            )
+        if "baseline" in self.arms:
+            raise ValueError("arms.baseline: 'baseline' is the name of the start policy, choose another")
+        if self.training.tasks_per_step > self.tasks.splits.train:
+            raise ValueError(
+                f"training.batch_size takes {self.training.tasks_per_step} tasks a step, tasks.splits.train has {self.tasks.splits.train}"
+            )
+        return self
+
+
+T = TypeVar("T", bound=Section)
+
+
+def validate(raw: Mapping[str, Any], model: type[T] = Study, origin: str = "config") -> T:
+    """Validate plain data. Raises `ConfigError` with one line per offending key path."""
+    try:
+        return model.model_validate_json(json.dumps(raw))
+    except TypeError as error:  # a YAML tag such as !!set or !!timestamp
+        raise ConfigError(f"{origin} is not valid: {error}; use mappings, lists, strings, numbers, true, false and null") from None
+    except ValidationError as error:
+        lines = [f"  {_path(e['loc'])}: {_message(e)}" for e in _innermost(error.errors())]
+        raise ConfigError("\n".join([f"{origin} is not valid:", *lines])) from None
+
+
+def _innermost(errors: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Without errors that only follow from one inside: pydantic calls a list whose items are refused too short as well."""
+    places = [error["loc"] for error in errors]
+    return [e for e in errors if not any(len(p) > len(e["loc"]) and p[: len(e["loc"])] == e["loc"] for p in places)]
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in loc if part != "[key]") or "(top)"
+
+
+def _message(error: Mapping[str, Any]) -> str:
+    if error["type"] == "missing":
+        return "missing; config.yaml shows every key"
+    if error["type"] == "value_error":  # raised above, names its values itself
+        return str(error["msg"]).removeprefix("Value error, ")
+    found = textwrap.shorten(json.dumps(error["input"], ensure_ascii=False), 80)
+    if error["type"] == "extra_forbidden":
+        return f"unknown key (found {found}); check its spelling against config.yaml"
+    return f"{error['msg']} (found {found})"
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML 1.2 core scalars; refuses duplicate keys, keys that are no strings and integers with leading zeros."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - pyyaml's own class-level table
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: dict[str, int] = {}
+        for key_node, _ in node.value:
+            key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1
+            if not isinstance(key, str):  # JSON would make 1 and "1" the same key
+                raise ConfigError(f"line {line}: key {key!r} is not a string; quote it")
+            if key in seen:
+                raise ConfigError(f"line {line}: key {key!r} stands already on line {seen[key]}; keep one of them")
+            seen[key] = line
+        return super().construct_mapping(node, deep)
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        value = super().construct_scalar(node)
+        plain = isinstance(node, yaml.ScalarNode) and node.style is None
+        if plain and re.fullmatch(r"[-+]?0\d+", str(value)):
+            line = node.start_mark.line + 1
+            raise ConfigError(f"line {line}: {value} has a leading zero; write a decimal integer, or quote it as a string")
+        return value
+
+
+_SCALARS = {
+    "null": r"~|null|Null|NULL|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?[0-9]+",
+    "float": r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+",
+}
+for _tag, _pattern in _SCALARS.items():
+    _StrictLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), None)
+
+
+def parse_yaml(text: str, origin: str) -> Any:
+    """Parse YAML strictly; `ConfigError` names `origin` and the line."""
+    try:
+        return yaml.load(text, _StrictLoader)  # noqa: S506 - a SafeLoader
+    except ConfigError as error:
+        raise ConfigError(f"{origin}, {error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{origin}: not YAML: {error}") from None
+
+
+def read_yaml(*paths: str | Path) -> dict[str, Any]:
+    """Read and deep-merge YAML files, later ones over earlier ones, as Snakemake merges `configfile`s."""
+    merged: dict[str, Any] = {}
+    for path in map(Path, paths):
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: cannot be read ({error}); give an existing YAML file in UTF-8") from None
+        content = parse_yaml(text, str(path))
+        if not isinstance(content, dict):
+            raise ConfigError(f"{path}: expected a mapping of sections at the top, found {type(content).__name__}")
+        merged = merge(merged, content)
+    return merged
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Deep merge of mappings; anything else above replaces what is below."""
+    out = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)
+        out[key] = merge(out[key], value) if both else value
+    return out
+
+
+def retype(value: Any, path: str = "") -> Any:
+    """Undo Snakemake's stringification: `--config` and a profile's `config:` turn nested scalars into strings.
+
+    For such overrides only: a file's `"012"` is a string because its quotes say so.
+    """
+    if isinstance(value, Mapping):
+        return {key: retype(item, f"{path}.{key}" if path else key) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [retype(item, path) for item in value]
+    scalar = isinstance(value, str) and any(re.fullmatch(pattern, value) for pattern in _SCALARS.values())
+    return parse_yaml(value, f"--config {path}") if scalar else value
+
+
+def canonical(data: Any) -> str:
+    """JSON with sorted keys and no spaces: equal data, equal bytes."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def sections(study: Study) -> dict[str, dict[str, Any]]:
+    """Section name -> plain data: what one job may depend on, so that an edit reruns no more than it must.
+
+    `tasks-{split}` knows only its own split's size, `training` no seeds and `evaluation` no splits (they are wildcards), `arm-{arm}`
+    one arm.
+    """
+    whole = study.model_dump(mode="json")
+    names = ("model", "protocol", "decoding", "reward", "retention", "statistics")
+    out: dict[str, dict[str, Any]] = {name: whole[name] for name in names}
+    out["training"] = _part(whole["training"], TrainingSettings)
+    out["evaluation"] = _part(whole["evaluation"], EvaluationShape)
+    base = _part(whole["tasks"], BaseTasks)
+    for split, count in whole["tasks"]["splits"].items():
+        out[f"tasks-{split}"] = {**base, "seed": whole["tasks"]["seed"], "count": count}
+    for arm, content in whole["arms"].items():
+        out[f"arm-{arm}"] = content
+    if study.demo_policy is not None:
+        recipe = whole["demo_policy"]
+        prompt = _part(whole["retention"], RetentionPrompt)
+        job = {"threads": whole["model"]["threads"] or 1, "tasks": base, "protocol": whole["protocol"], "retention": prompt}
+        out["demo-base"] = {**job, "stage": recipe["base"], "architecture": recipe["architecture"], "drill": recipe["drill"]}
+        out["demo-sft"] = {**job, "stage": recipe["sft"], "lora": recipe["sft_lora"]}
+    return out
+
+
+def _part(content: Mapping[str, Any], model: type[Section]) -> dict[str, Any]:
+    return {name: content[name] for name in model.model_fields}

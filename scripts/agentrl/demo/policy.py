@@ -1,0 +1,122 @@
+"""The demo policy: a half-million-parameter Qwen3 that the pipeline makes itself, so that a whole study runs on a laptop.
+
+Two supervised stages. `base` trains all weights on many wordings that belong to no split; `sft` trains a LoRA on demonstrations with more
+departures, merged, which leaves a middling agent with something to learn. Both are plain `transformers.Trainer` runs.
+"""
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import (
+    DataCollatorForSeq2Seq,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
+
+from agentrl.config import Architecture, DemoBase, DemoJob, DemoStage, Drill, Lora
+from agentrl.demo import tokenizer as demo_tokenizer
+from agentrl.demo import wordproblems
+from agentrl.demo.demonstrations import Example, demonstrate, drill, equations, example, script, solve
+from agentrl.protocol import ChatProtocol
+from agentrl.retention import messages
+from agentrl.tasks import base_tasks
+
+CONTEXT = 2048
+TOKENIZER_EXAMPLES = 600
+EXAMPLES_PER_STAGE = 4000
+"""Distinct examples of one stage; more steps see them again."""
+WARMUP = 0.08
+WEIGHT_DECAY = 0.01
+
+
+def make_tokenizer(recipe: DemoBase) -> PreTrainedTokenizerFast:
+    """Tokenizer of the demo policy, from base tasks (of no split), demonstrations and word problems."""
+    bare = ChatProtocol(demo_tokenizer.untrained())
+    rng = Random(f"tokenizer/{recipe.stage.seed}")
+    tasks = base_tasks(recipe.tasks, TOKENIZER_EXAMPLES, recipe.stage.seed)
+    problems = [p.question for p in wordproblems.problems(TOKENIZER_EXAMPLES, recipe.stage.seed, held_out=False)]
+    lines = [turn for task in tasks for turn in script(task, recipe.stage.mixture, rng)]
+    lines += [bare.render(task.messages()).replace(task.question, "") for task in tasks]
+    lines += [bare.render(messages(recipe.retention, question), tools=False).replace(question, "") for question in problems]
+    lines += [json.dumps(task.facts).join(bare.frames[::2]) for task in tasks]
+    return demo_tokenizer.train(lines, [*(task.question for task in tasks), *problems], recipe.architecture.vocabulary)
+
+
+def new_model(shape: Architecture, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
+    """Randomly initialised tied Qwen3 in float32."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        intermediate_size=shape.mlp,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def examples(recipe: DemoJob, chat: ChatProtocol) -> tuple[list[Example], dict[str, Any]]:
+    """Supervised examples of one stage, shuffled, and what they contain."""
+    stage, rng = recipe.stage, Random(f"stage/{recipe.stage.seed}")
+    arithmetic, bare = round(EXAMPLES_PER_STAGE * stage.word_problems), round(EXAMPLES_PER_STAGE * stage.equations)
+    tasks = base_tasks(recipe.tasks, EXAMPLES_PER_STAGE - arithmetic - bare, stage.seed)
+    played = demonstrate(tasks, chat, recipe.protocol, stage.mixture, stage.seed)
+    problems = wordproblems.problems(arithmetic, stage.seed, held_out=False)
+    found = [example(t) for t in played] + [solve(p, chat, recipe.retention, stage.mixture, rng) for p in problems]
+    found += [equations(chat, rng) for _ in range(bare)]
+    rng.shuffle(found)
+    strict = sum(t.outcome.strict for t in played) / max(1, len(played))
+    return found, {"demonstrations": len(played), "strict_share": round(strict, 4), "word_problems": len(problems), "equations": bare}
+
+
+def drills(chat: ChatProtocol, recipe: DemoBase) -> list[Example]:
+    """One epoch of copying drills, all distinct."""
+    rng = Random(f"drills/{recipe.stage.seed}")
+    return [drill(chat, rng) for _ in range(recipe.drill.steps * recipe.drill.batch_size)]
+
+
+def train(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, found: list[Example], stage: DemoStage | Drill, seed: int, work: Path
+) -> list[dict[str, Any]]:
+    """Supervised training on the taught tokens; returns the loss log."""
+    rows = [{"input_ids": e.ids, "labels": [i if m else -100 for i, m in zip(e.ids, e.mask, strict=True)]} for e in found]
+    arguments = TrainingArguments(
+        output_dir=str(work), max_steps=stage.steps, per_device_train_batch_size=stage.batch_size, learning_rate=stage.learning_rate,
+        lr_scheduler_type="cosine", warmup_steps=max(1, round(WARMUP * stage.steps)), weight_decay=WEIGHT_DECAY, adam_beta2=0.98,
+        max_grad_norm=1.0, seed=seed, data_seed=seed, use_cpu=not torch.cuda.is_available(), bf16=False,
+        logging_steps=20, save_strategy="no", report_to="none", disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )  # fmt: skip
+    collator = DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=-100)
+    trainer = Trainer(model=model, args=arguments, train_dataset=rows, data_collator=collator)
+    trainer.train()
+    return [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+def with_lora(model: PreTrainedModel, lora: Lora, seed: int) -> PreTrainedModel:
+    """Wrap for LoRA training; merge with `merge_and_unload` afterwards."""
+    torch.manual_seed(seed)
+    config = LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=list(lora.targets), lora_dropout=0.0, task_type="CAUSAL_LM")
+    return get_peft_model(model, config)
+
+
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write a standalone safetensors checkpoint with its tokenizer."""
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

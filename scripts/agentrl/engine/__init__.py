@@ -1,0 +1,1 @@
+"""Engines: one interface (`base`), one module per implementation."""

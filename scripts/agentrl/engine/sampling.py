@@ -1,0 +1,57 @@
+"""Choosing one token per row from logits, with each row's own random stream."""
+
+import torch
+
+from agentrl.config import Decoding
+
+
+def truncate(logits: torch.Tensor, decoding: Decoding) -> torch.Tensor:
+    """Probabilities after temperature, top-k, top-p and min-p, in that order, as transformers orders its warpers.
+
+    Args:
+        logits: (rows, vocabulary), any float dtype.
+        decoding: `temperature` must be above 0.
+
+    Returns:
+        (rows, vocabulary) float32, each row summing to 1, zeros outside the kept set. Ties at the top-k edge are all kept.
+    """
+    scaled = logits.float() / decoding.temperature
+    if 0 < decoding.top_k < scaled.shape[-1]:
+        edge = scaled.topk(decoding.top_k, dim=-1).values[:, -1:]
+        scaled = scaled.masked_fill(scaled < edge, -torch.inf)
+    probabilities = scaled.softmax(-1)
+    if decoding.top_p < 1:
+        descending, order = probabilities.sort(dim=-1, descending=True, stable=True)
+        outside = descending.cumsum(-1) - descending >= decoding.top_p  # the token that crosses top-p stays
+        probabilities = probabilities.masked_fill(outside.scatter(-1, order, outside), 0)
+    if decoding.min_p > 0:
+        floor = decoding.min_p * probabilities.max(-1, keepdim=True).values
+        probabilities = probabilities.masked_fill(probabilities < floor, 0)
+    return probabilities / probabilities.sum(-1, keepdim=True)
+
+
+def choose(logits: torch.Tensor, decoding: Decoding, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sample one id per row by inverse transform, and its log-probability before truncation.
+
+    Inverse transform from a row's own uniform number, in id order, makes a row's choice a function of its logits and its key alone;
+    a shared generator would make it depend on the batch.
+
+    Args:
+        logits: (rows, vocabulary).
+        decoding: temperature 0 is greedy; its log-probabilities are then those of temperature 1.
+        uniforms: (rows,) float64 in [0, 1).
+
+    Returns:
+        ids (rows,) int64 and log-probabilities (rows,) float32 in nats.
+    """
+    logits = logits.float()
+    if decoding.temperature == 0:
+        ids = logits.argmax(-1)
+    else:
+        cumulative = truncate(logits, decoding).double().cumsum(-1)
+        target = uniforms.to(cumulative.device).unsqueeze(-1) * cumulative[:, -1:]
+        ids = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+        ids = ids.clamp(max=logits.shape[-1] - 1)
+    scaled = logits / (decoding.temperature or 1.0)
+    logprobs = scaled.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - scaled.logsumexp(-1)
+    return ids, logprobs

@@ -1,0 +1,252 @@
+"""GRPO by TRL over our rollouts: prompts in, recorded episodes out, and nothing is trained on that the records do not show.
+
+TRL's `rollout_func` plays every episode with the evaluation's own loop. Before each optimizer step, what TRL is about to train on (prompt
+ids, completion ids, loss mask, advantages) is compared with the records, row by row; the first difference stops the run. Records are
+on disk before the step is taken.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from trl import GRPOConfig, GRPOTrainer
+
+from agentrl import trajectory
+from agentrl.config import Decoding, Model, TrainingSettings
+from agentrl.health import StepRecord, group_advantages
+from agentrl.manifest import write_json
+from agentrl.rollout import Rollout
+from agentrl.tasks import Task
+from agentrl.trajectory import Key, Trajectory
+
+EPISODES, STEPS, COMPLETE = "episodes.jsonl", "steps.jsonl", "complete.json"
+ADVANTAGE_TOLERANCE = 1e-4
+"""TRL computes advantages in float32, the check in float64."""
+
+RewardRule = Callable[[Trajectory], float]
+
+
+class BoundaryError(RuntimeError):
+    """TRL was about to train on something the records do not show."""
+
+
+class Recorder:
+    """Plays, records and checks the episodes of one training run.
+
+    Args:
+        rollout: the study's loop over the policy in training.
+        tasks: the training split.
+        reward: the arm's reward of one finished episode.
+        policy: `{arm}/seed-{seed}`.
+        seed: the training seed.
+        work: folder that receives `episodes.jsonl` and `steps.jsonl`.
+        settings: group size and reward scaling.
+    """
+
+    def __init__(
+        self, rollout: Rollout, tasks: Sequence[Task], reward: RewardRule, policy: str, seed: int, work: Path, settings: TrainingSettings
+    ) -> None:
+        self.rollout, self.reward, self.policy, self.seed, self.work, self.settings = rollout, reward, policy, seed, work, settings
+        self.table = {task.messages()[-1]["content"]: task for task in tasks}  # TRL hands over prompts only
+        self.batch: list[Trajectory] = []
+        self.step: StepRecord | None = None
+
+    def rollout_func(self, prompts: list[list[dict[str, str]]], trainer: GRPOTrainer) -> dict[str, Any]:
+        """One generation batch for TRL, in its order: every prompt `group_size` times in a row."""
+        tasks = [self.table[prompt[-1]["content"]] for prompt in prompts]
+        seen: Counter[str] = Counter()
+        keys = []
+        for task in tasks:
+            keys.append(Key(self.policy, trainer.state.global_step, task.split, task.id, seen[task.id], self.seed))
+            seen[task.id] += 1
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        model.eval()
+        self.rollout.engine.model = model  # type: ignore[attr-defined]
+        played = self.rollout.play(tasks, keys)
+        model.train()
+        self.batch = [replace(episode, reward=self.reward(episode)) for episode in played]
+        return {
+            "prompt_ids": [episode.prompt_ids for episode in self.batch],
+            "completion_ids": [episode.completion_ids for episode in self.batch],
+            "env_mask": [episode.loss_mask for episode in self.batch],
+            "logprobs": None,  # on-policy: no importance correction
+            "reward": [episode.reward for episode in self.batch],
+        }
+
+    def check(self, inputs: dict[str, Any]) -> None:
+        """Compare one loss batch with the records, then write them. Raises `BoundaryError` naming episode and field."""
+        rows = inputs["episode"].tolist()
+        if sorted(rows) != list(range(len(self.batch))):
+            raise BoundaryError(f"the loss got rows {sorted(rows)} of {len(self.batch)} recorded episodes")
+        expected = group_advantages([_reward(episode) for episode in self.batch], self.settings)
+        checked: list[Trajectory | None] = [None] * len(rows)
+        for position, row in enumerate(rows):
+            episode, advantage = self.batch[row], float(inputs["advantages"][position])
+            _compare(episode, "prompt ids", episode.prompt_ids, _kept(inputs, "prompt_ids", "prompt_mask", position))
+            _compare(episode, "completion ids", episode.completion_ids, _kept(inputs, "completion_ids", "completion_mask", position))
+            _compare(episode, "loss mask", episode.loss_mask, _kept(inputs, "tool_mask", "completion_mask", position))
+            if abs(advantage - expected[row]) > ADVANTAGE_TOLERANCE:
+                raise BoundaryError(f"{episode.key}: TRL's advantage {advantage}, recorded rewards give {expected[row]}")
+            checked[row] = replace(episode, advantage=round(advantage, 6))
+        recorded = [episode for episode in checked if episode is not None]
+        with open(self.work / EPISODES, "a", encoding="utf-8") as stream:
+            trajectory.append(stream, recorded)
+        self.step = StepRecord.of(recorded, self.settings.group_size)
+
+
+def _reward(episode: Trajectory) -> float:
+    if episode.reward is None:
+        raise BoundaryError(f"{episode.key}: no reward was recorded")
+    return episode.reward
+
+
+def _kept(inputs: dict[str, Any], name: str, mask: str, row: int) -> list[int]:
+    return inputs[name][row][inputs[mask][row].bool()].tolist()
+
+
+def _compare(episode: Trajectory, field: str, recorded: list[int], given: list[int]) -> None:
+    if recorded != given:
+        at = next((i for i, (a, b) in enumerate(zip(recorded, given, strict=False)) if a != b), min(len(recorded), len(given)))
+        raise BoundaryError(
+            f"{episode.key}: TRL's {field} differ from the record at position {at} "
+            f"(recorded {recorded[at : at + 3]} of {len(recorded)}, given {given[at : at + 3]} of {len(given)})"
+        )
+
+
+class RecordedTrainer(GRPOTrainer):
+    """`GRPOTrainer` that shows the recorder what it is about to train on."""
+
+    recorder: Recorder
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(inputs)
+        output["episode"] = torch.arange(len(output["advantages"]))  # survives TRL's shuffle of the batch
+        return output
+
+    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        self.recorder.check(inputs)
+        return super()._compute_loss(model, inputs)
+
+
+class StepLog(TrainerCallback):
+    """Writes one record per optimizer step, shows progress, and marks checkpoints that are complete."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **_: Any
+    ) -> None:
+        """One line per step in `steps.jsonl` and on stdout."""
+        if logs is None or "grad_norm" not in logs or self.recorder.step is None:
+            return
+        step = replace(self.recorder.step, grad_norm=float(logs["grad_norm"]), kl=float(logs.get("kl", 0.0)), loss=float(logs["loss"]))
+        with open(self.recorder.work / STEPS, "a", encoding="utf-8") as stream:
+            stream.write(json.dumps(asdict(step), sort_keys=True) + "\n")
+        print(
+            f"{self.recorder.policy}: step {state.global_step} of {state.max_steps}, mean reward {step.mean_reward:.3f}, "
+            f"strict {step.strict} of {step.episodes}, KL {step.kl:.4f}, gradient norm {step.grad_norm:.3f}",
+            flush=True,
+        )
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """A checkpoint without this mark was interrupted and is not resumed from."""
+        write_json(Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE, {"step": state.global_step})
+
+
+def trainer(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    recorder: Recorder,
+    settings: TrainingSettings,
+    decoding: Decoding,
+    budget: int,
+    device: Model,
+) -> RecordedTrainer:
+    """The configured trainer; the reference of its KL term is the same model with the adapter off."""
+    transformers.set_seed(recorder.seed)  # the adapter is initialised before TRL sets its own seed
+    arguments = GRPOConfig(
+        output_dir=str(recorder.work),
+        max_steps=settings.steps,
+        per_device_train_batch_size=settings.batch_size,
+        gradient_accumulation_steps=1,
+        num_generations=settings.group_size,
+        num_iterations=1,
+        steps_per_generation=1,
+        max_completion_length=budget,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type=settings.lr_schedule,
+        max_grad_norm=settings.max_grad_norm,
+        beta=settings.kl,
+        loss_type=settings.loss_type,
+        scale_rewards=settings.scale_rewards,
+        temperature=decoding.temperature,
+        top_p=decoding.top_p,
+        top_k=decoding.top_k,
+        min_p=decoding.min_p,
+        seed=recorder.seed,
+        data_seed=recorder.seed,
+        bf16=device.dtype == "bfloat16",
+        use_cpu=device.device == "cpu",
+        gradient_checkpointing=settings.gradient_checkpointing,
+        save_strategy="steps",
+        save_steps=settings.checkpoint_every,
+        save_total_limit=2,
+        logging_steps=1,
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    lora = LoraConfig(
+        r=settings.lora.r,
+        lora_alpha=settings.lora.alpha,
+        target_modules=list(settings.lora.targets),
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    made = RecordedTrainer(
+        model=model,
+        args=arguments,
+        reward_funcs=recorded_reward,
+        train_dataset=Dataset.from_list([{"prompt": task.messages()} for task in recorder.table.values()]),
+        processing_class=tokenizer,
+        rollout_func=recorder.rollout_func,
+        peft_config=lora,
+        callbacks=[StepLog(recorder)],
+    )
+    made.recorder = recorder
+    return made
+
+
+def recorded_reward(reward: list[float], **_: Any) -> list[float]:
+    """TRL's reward function: the rewards of the records, decided where the episode was played."""
+    return reward
+
+
+def adapter_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of the adapter's tensors, on the CPU."""
+    return {name: tensor.detach().cpu().clone() for name, tensor in model.named_parameters() if "lora_" in name}
+
+
+def last_checkpoint(work: Path) -> tuple[Path | None, int]:
+    """The newest complete checkpoint and its step; (None, 0) to start anew."""
+    found = {int(path.name.split("-")[1]): path for path in work.glob("checkpoint-*") if (path / COMPLETE).is_file()}
+    return (found[max(found)], max(found)) if found else (None, 0)
+
+
+def rewind(work: Path, step: int) -> None:
+    """Drop evidence behind a checkpoint: episodes of policies at or after `step`, step records after it, unfinished lines."""
+    for name, kept in ((EPISODES, lambda row: row["key"]["step"] < step), (STEPS, lambda row: row["step"] <= step)):
+        path = work / name
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        whole = [line for line in lines if line.endswith("\n")]
+        path.write_text("".join(line for line in whole if kept(json.loads(line))), encoding="utf-8")

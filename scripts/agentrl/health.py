@@ -1,0 +1,101 @@
+"""Health gates of a training run: a run that exits 0 but learned from nothing, or left the adapter untouched, has failed."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.config import TrainingSettings
+from agentrl.trajectory import Trajectory
+
+EPSILON = 1e-4
+"""TRL's guard in `advantage = (reward - mean) / (std + 1e-4)` (GRPOTrainer, scale_rewards="group")."""
+
+
+class HealthError(RuntimeError):
+    """A health gate failed; the message says which and at which step."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one optimizer step trained on and what came of it."""
+
+    step: int
+    """Optimizer steps after this one."""
+    episodes: int
+    tasks: list[str]
+    mixed_groups: int
+    """Groups whose rewards differ: only they carry a reward gradient."""
+    mean_reward: float
+    strict: int
+    """Episodes with strict success; reported beside the reward, never mixed with it."""
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    """Before clipping."""
+    kl: float = 0.0
+    """Mean estimated KL from the start policy, nats per token."""
+
+    @classmethod
+    def of(cls, episodes: Sequence[Trajectory], group_size: int) -> "StepRecord":
+        """Counts of one batch whose groups lie in consecutive rows."""
+        rewards = [episode.reward or 0.0 for episode in episodes]
+        groups = [rewards[start : start + group_size] for start in range(0, len(rewards), group_size)]
+        return cls(
+            step=episodes[0].key.step + 1,
+            episodes=len(episodes),
+            tasks=[episode.key.task for episode in episodes[::group_size]],
+            mixed_groups=sum(len(set(group)) > 1 for group in groups),
+            mean_reward=round(sum(rewards) / len(rewards), 6),
+            strict=sum(episode.outcome.strict for episode in episodes),
+        )
+
+
+def group_advantages(rewards: Sequence[float], settings: TrainingSettings) -> list[float]:
+    """Group-relative advantages: reward minus group mean, over the group's sample standard deviation if `scale_rewards` is `group`.
+
+    Source: Shao et al. 2024 (arXiv 2402.03300), with TRL's epsilon.
+    """
+    found: list[float] = []
+    for start in range(0, len(rewards), settings.group_size):
+        group = rewards[start : start + settings.group_size]
+        mean = sum(group) / len(group)
+        scale = statistics.stdev(group) + EPSILON if settings.scale_rewards == "group" else 1.0
+        found += [(reward - mean) / scale for reward in group]
+    return found
+
+
+def gates(steps: Sequence[StepRecord], unchanged: Sequence[str], settings: TrainingSettings) -> dict[str, Any]:
+    """Check a finished run.
+
+    Args:
+        steps: every optimizer step in order.
+        unchanged: names of adapter tensors that equal their initial value.
+        settings: number of steps, weight of the KL term.
+
+    Returns:
+        The counts the gates looked at. Raises `HealthError` at the first gate that fails.
+    """
+    numbers = [record.step for record in steps]
+    if numbers != list(range(1, settings.steps + 1)):
+        raise HealthError(f"step records are {numbers[:3]}..{numbers[-1:]}, expected 1..{settings.steps}: evidence is incomplete")
+    mixed = sum(record.mixed_groups for record in steps)
+    if mixed == 0:
+        raise HealthError("no group had reward variation: there was nothing to learn from; ease the task or raise the temperature")
+    moved = False
+    for record in steps:
+        if (record.mixed_groups or (moved and settings.kl > 0)) and not record.grad_norm > 0:
+            raise HealthError(f"step {record.step}: the gradient is {record.grad_norm} although the batch carries a signal")
+        moved = moved or record.grad_norm > 0
+    if unchanged:
+        raise HealthError(f"{len(unchanged)} adapter tensors did not change, first {unchanged[0]}")
+    groups = sum(len(record.tasks) for record in steps)
+    episodes = sum(record.episodes for record in steps)
+    return {
+        "steps": len(steps),
+        "episodes": episodes,
+        "unique_tasks": len({task for record in steps for task in record.tasks}),
+        "groups": groups,
+        "mixed_groups": mixed,
+        "mean_reward": round(sum(r.mean_reward * r.episodes for r in steps) / episodes, 6),
+        "strict_success": sum(record.strict for record in steps),
+    }

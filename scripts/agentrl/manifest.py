@@ -1,0 +1,227 @@
+"""What stands beside every output: manifest (deterministic), provenance (who, where, when) and status; hashing, atomic writes, locks.
+
+`manifest.json` is the next rule's input: hashes of what a stage consumed and made, its configuration, and the facts a reader needs. The same
+work twice gives the same bytes. `provenance.json` is never an input. `status.json` survives a failure and says what it was.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from agentrl.sources import code_digest
+
+VERSION = 1
+PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "numpy", "pandas", "scipy", "snakemake", "vllm")
+_CHUNK = 1 << 22
+
+
+class ManifestError(ValueError):
+    """A file is missing, damaged or not the one that was recorded; the message names it, what was expected and what was found."""
+
+
+def sha256(path: str | Path) -> str:
+    """Hex digest of one file, read in chunks."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def hash_files(folder: str | Path, files: list[str] | None = None) -> dict[str, str]:
+    """Relative path -> sha256 of `files`, or of everything below `folder`; hashed in parallel (hashlib frees the interpreter lock)."""
+    folder = Path(folder)
+    names = files if files is not None else [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(sorted(names), pool.map(lambda name: sha256(folder / name), sorted(names)), strict=True))
+
+
+def check_files(folder: str | Path, expected: Mapping[str, str], source: str | Path) -> None:
+    """Refuse a folder whose files are not those that `source` recorded. Raises `ManifestError` at the first difference."""
+    folder = Path(folder)
+    for name in expected:
+        if not (folder / name).is_file():
+            raise ManifestError(f"{folder / name}: missing, but recorded in {source}; rerun the stage that wrote it")
+    for name, found in hash_files(folder, list(expected)).items():
+        if found != expected[name]:
+            raise ManifestError(
+                f"{folder / name}: changed since {source} recorded it (expected sha256 {expected[name]}, found {found}); "
+                "restore the file, or delete it and rerun the stage that wrote it"
+            )
+
+
+def dump(data: Any) -> str:
+    """Readable JSON with sorted keys: equal data, equal bytes."""
+    return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a file in one step: a reader sees the old content or the new, never half of it."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    scratch.write_text(text, encoding="utf-8")
+    os.replace(scratch, path)
+
+
+def write_json(path: str | Path, data: Any) -> None:
+    """`dump` to a file, in one step."""
+    write_text(path, dump(data))
+
+
+def read_json(path: str | Path) -> Any:
+    """Parse a JSON file. Raises `ManifestError` naming the file."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ManifestError(f"{path}: cannot be read ({error.strerror}); rerun the stage that writes it") from None
+    except ValueError as error:
+        raise ManifestError(f"{path}: not JSON ({error}); delete it and rerun the stage that writes it") from None
+
+
+@contextmanager
+def locked(folder: str | Path) -> Iterator[None]:
+    """Hold an exclusive lock on a folder; waits for a writer that still runs, e.g. after `kill -9` of snakemake.
+
+    Waiting rather than refusing: the clean-up of a refused job could delete the running one's outputs.
+    """
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with open(Path(folder) / ".lock", "w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"{folder}: another process is writing here; waiting for it to end", file=sys.stderr, flush=True)
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+class Stage:
+    """One running stage: its folder, its clock, and the records it leaves."""
+
+    def __init__(self, folder: Path, command: str) -> None:
+        self.folder, self.command = folder, command
+        self.began, self.clock = _now(), time.monotonic()
+        self.measured: dict[str, Any] = {}
+        """Measurements for the provenance, e.g. tokens per second; never part of the manifest."""
+
+    def manifest(
+        self, inputs: Mapping[str, str | Path], outputs: list[str], config: Mapping[str, Any], facts: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write `manifest.json` and `provenance.json` of a stage that has succeeded.
+
+        Args:
+            inputs: role -> file that was consumed, recorded by role and sha256 (not by path: a moved study stays the same study).
+            outputs: files in the stage's folder, recorded by name and sha256.
+            config: the configuration sections the stage ran with.
+            facts: counts and results that follow from the outputs.
+        """
+        write_json(self.folder / "provenance.json", self._provenance())
+        content = {
+            "version": VERSION,
+            "stage": self.command.removesuffix(".py"),
+            "inputs": {role: sha256(path) for role, path in sorted(inputs.items())},
+            "outputs": hash_files(self.folder, outputs),
+            "config": config,
+            **(facts or {}),
+        }
+        write_json(self.folder / "manifest.json", content)
+
+    def status(self, state: str, error: str | None = None) -> None:
+        """Write `status.json`: started, failed with the error, or done."""
+        record = {"state": state, "command": self.command, "started": self.began, "seconds": round(time.monotonic() - self.clock, 2)}
+        write_json(self.folder / "status.json", record | ({"error": error} if error else {}))
+
+    def _provenance(self) -> dict[str, Any]:
+        return {
+            **environment(),
+            "command": self.command,
+            "code": json.loads(code_digest(self.command)),
+            "started": self.began,
+            "ended": _now(),
+            "seconds": round(time.monotonic() - self.clock, 2),
+            "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+            **self.measured,
+        }
+
+
+@contextmanager
+def stage(folder: str | Path, command: str) -> Iterator[Stage]:
+    """Run a stage under status records. Any error is recorded in `status.json` and raised on."""
+    running = Stage(Path(folder), command)
+    running.folder.mkdir(parents=True, exist_ok=True)
+    running.status("started")
+    try:
+        yield running
+    except BaseException as error:
+        running.status("failed", "".join(traceback.format_exception_only(error)).strip())
+        raise
+    running.status("done")
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run a command: bad input ends in one line on stderr and exit code 1; a bug keeps its traceback."""
+    try:
+        main()
+    except (ValueError, OSError, RuntimeError) as error:
+        if not type(error).__module__.startswith("agentrl"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def environment() -> dict[str, Any]:
+    """Where and with what this process runs."""
+    return {
+        "commit": _git("rev-parse", "HEAD"),
+        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "packages": {name: found for name in PACKAGES if (found := _installed(name)) is not None},
+        **_accelerator(),
+    }
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _accelerator() -> dict[str, Any]:
+    """GPU facts, only where torch is loaded already: provenance must not cost an import."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return {"gpu": "none"}
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "cuda": torch.version.cuda,
+        "gpu_peak_memory_mb": torch.cuda.max_memory_allocated() >> 20,
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, cwd=Path(__file__).parent, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,116 @@
+"""Multi-turn episodes over an engine: the same loop for training and for evaluation.
+
+All unfinished episodes advance together, one assistant turn at a time; finished episodes leave. A turn that ended itself and calls tools is
+answered by the environment and continues, anything else ends the episode. The stream budget counts every token behind the prompt.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from agentrl.config import Protocol
+from agentrl.engine.base import Engine, EngineError, Request, Sample
+from agentrl.environment import Call, EndKind, Environment, judge, run_call
+from agentrl.protocol import ChatProtocol, parse_turn
+from agentrl.tasks import Task
+from agentrl.trajectory import Key, Segment, Trajectory
+
+
+@dataclass
+class Episode:
+    """One running episode."""
+
+    task: Task
+    key: Key
+    segments: list[Segment]
+    environment: Environment
+    calls: list[Call] = field(default_factory=list)
+    turns: int = 0
+    invented: bool = False
+    answer: int | None = None
+    end: EndKind | None = None
+
+    @property
+    def context(self) -> list[int]:
+        """Everything the policy sees next."""
+        return [token for segment in self.segments for token in segment.ids]
+
+    @property
+    def used(self) -> int:
+        """Tokens of the stream budget spent so far."""
+        return sum(len(segment.ids) for segment in self.segments[1:])
+
+
+class Rollout:
+    """Plays episodes of one protocol over one engine.
+
+    Args:
+        engine: samples turns.
+        chat: the tool protocol of the policy's tokenizer.
+        protocol: budget and turn limits.
+    """
+
+    def __init__(self, engine: Engine, chat: ChatProtocol, protocol: Protocol) -> None:
+        self.engine, self.chat, self.protocol = engine, chat, protocol
+
+    def play(self, tasks: Sequence[Task], keys: Sequence[Key]) -> list[Trajectory]:
+        """Play one batch of episodes to their ends; results in order. Raises `EngineError` if the engine fails."""
+        episodes = [self._start(task, key) for task, key in zip(tasks, keys, strict=True)]
+        while running := [episode for episode in episodes if episode.end is None]:
+            samples = self.engine.generate([self._request(episode) for episode in running])
+            if len(samples) != len(running):
+                raise EngineError(f"{self.engine.name} engine returned {len(samples)} samples for {len(running)} rows")
+            for episode, sample in zip(running, samples, strict=True):
+                self._advance(episode, sample)
+        return [self._finish(episode) for episode in episodes]
+
+    def _start(self, task: Task, key: Key) -> Episode:
+        environment = Environment()
+        environment.reset(record_id=task.record_id, facts=task.facts)
+        return Episode(task, key, [Segment("prompt", self.chat.prompt(task.messages()))], environment)
+
+    def _request(self, episode: Episode) -> Request:
+        key = episode.key
+        row = ("episode", key.seed, key.step, key.task, key.trial, episode.turns)
+        return Request(episode.context, self.protocol.budget - episode.used, row)
+
+    def _advance(self, episode: Episode, sample: Sample) -> None:
+        """Append one sampled turn and what the environment answers to it."""
+        if not 0 < len(sample.ids) <= self.protocol.budget - episode.used:
+            raise EngineError(f"{self.engine.name} engine returned {len(sample.ids)} ids for {episode.key}, outside its budget")
+        episode.segments.append(Segment("sampled", sample.ids, sample.logprobs, sample.finish))
+        turn, index = parse_turn(self.chat.decode(sample.ids)), episode.turns
+        episode.turns += 1
+        episode.invented |= turn.invented
+        if sample.finish == "length":
+            episode.end = "token_cap"
+        elif not turn.calls or sample.ids[-1] != self.chat.end_of_turn:
+            episode.answer = None if turn.calls else turn.answer
+            episode.end = "malformed" if episode.answer is None else "answer"
+        elif index == self.protocol.max_tool_iterations:
+            episode.end = "turn_cap"
+        else:
+            self._answer_calls(episode, [run_call(episode.environment, request, index) for request in turn.calls])
+
+    def _answer_calls(self, episode: Episode, calls: list[Call]) -> None:
+        """Append the observations if they fit and leave room for one more token, else end the episode without them."""
+        pieces = self.chat.suffix([call.observation for call in calls])
+        fits = episode.used + sum(len(piece.ids) for piece in pieces) < self.protocol.budget
+        episode.calls += calls if fits else [replace(call, retained=False) for call in calls]
+        if fits:
+            episode.segments += [Segment(piece.kind, list(piece.ids)) for piece in pieces]  # type: ignore[arg-type]
+        else:
+            episode.end = "observation_cap"
+
+    def _finish(self, episode: Episode) -> Trajectory:
+        if episode.end is None:
+            raise RuntimeError(f"{episode.key}: asked for the record of a running episode")
+        outcome = judge(
+            episode.calls,
+            episode.task.facts,
+            episode.task.answer,
+            episode.answer,
+            episode.end,
+            episode.invented,
+            self.protocol.failed_call_breaks_success,
+        )
+        return Trajectory(episode.key, episode.segments, episode.calls, outcome, self.engine.name)

@@ -1,0 +1,50 @@
+"""Evaluate one policy as an agent on one split: the same command for the start policy and for every candidate."""
+
+import argparse
+import time
+from pathlib import Path
+
+from agentrl import config, evaluation, manifest, policy, tasks, trajectory
+from agentrl.engine.transformers import TransformersEngine
+from agentrl.freeze import Frozen
+from agentrl.protocol import ChatProtocol
+from agentrl.rollout import Rollout
+
+
+def main() -> None:
+    """Check what was frozen, load the policy, play the split, write episodes and their counts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--name", required=True, help="baseline or {arm}/seed-{seed}")
+    parser.add_argument("--policy", type=Path, required=True, help="the policy's manifest.json")
+    parser.add_argument("--tasks", type=Path, required=True)
+    parser.add_argument("--freeze", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    with manifest.stage(args.out, "evaluate_agent.py") as stage:
+        frozen = Frozen(args.freeze)
+        folder, recorded = policy.check_policy(args.policy)
+        frozen.check({"data": args.tasks}, {"tokenizer": folder})
+        split = tasks.read_tasks(args.tasks)
+        decoding, settings = frozen.section("decoding", config.Decoding), frozen.section("evaluation", config.EvaluationShape)
+        tokenizer = policy.load_tokenizer(folder)
+        chat = ChatProtocol(tokenizer)
+        model = policy.load_model(folder, frozen.section("model", config.Model))
+        engine = TransformersEngine(model, decoding, chat.stop_ids, tokenizer.pad_token_id)
+        rollout = Rollout(engine, chat, frozen.section("protocol", config.Protocol))
+        began, played = time.monotonic(), []
+        with open(args.out / "episodes.jsonl", "w", encoding="utf-8") as stream:
+            queue = evaluation.episodes(rollout, split, settings.trials, settings.batch_size, args.name, recorded["steps"], decoding.seed)
+            for batch in queue:
+                trajectory.append(stream, batch)
+                played += batch
+                done = sum(t.outcome.strict for t in played)
+                print(f"{args.name}: {len(played)} of {len(split) * settings.trials} episodes, {done} strict", flush=True)
+        counts = evaluation.measures(played)
+        seconds = time.monotonic() - began
+        stage.measured = engine.describe() | {"generation_seconds": round(seconds, 2), "tokens_per_second": round(counts["assistant_tokens"] / seconds, 1)}
+        inputs = {"policy": args.policy, "freeze": args.freeze, "tasks": args.tasks}
+        stage.manifest(inputs, ["episodes.jsonl"], frozen.content["config"], {"policy": args.name, "engine": engine.name, "counts": counts})
+
+
+if __name__ == "__main__":
+    manifest.run(main)

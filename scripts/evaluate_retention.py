@@ -1,0 +1,47 @@
+"""Evaluate one policy's mathematics without tools: the same command for the start policy and for every candidate."""
+
+import argparse
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from agentrl import config, manifest, policy, retention
+from agentrl.engine.transformers import TransformersEngine
+from agentrl.freeze import Frozen
+from agentrl.protocol import ChatProtocol
+
+
+def main() -> None:
+    """Check what was frozen, load the policy, answer the items, write answers and their counts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--name", required=True, help="baseline or {arm}/seed-{seed}")
+    parser.add_argument("--policy", type=Path, required=True, help="the policy's manifest.json")
+    parser.add_argument("--items", type=Path, required=True)
+    parser.add_argument("--freeze", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    with manifest.stage(args.out, "evaluate_retention.py") as stage:
+        frozen = Frozen(args.freeze)
+        folder, recorded = policy.check_policy(args.policy)
+        frozen.check({"data": args.items}, {"tokenizer": folder})
+        items, section = retention.read_items(args.items), frozen.section("retention", config.Retention)
+        tokenizer = policy.load_tokenizer(folder)
+        chat = ChatProtocol(tokenizer)
+        model = policy.load_model(folder, frozen.section("model", config.Model))
+        engine = TransformersEngine(model, section.decoding, chat.stop_ids, tokenizer.pad_token_id)
+        began, answered = time.monotonic(), []
+        with open(args.out / "answers.jsonl", "w", encoding="utf-8") as stream:
+            for batch in retention.answers(engine, chat, items, section, args.name, recorded["steps"]):
+                stream.writelines(json.dumps(asdict(answer), sort_keys=True, separators=(",", ":")) + "\n" for answer in batch)
+                answered += batch
+                print(f"{args.name}: {len(answered)} of {len(items)} items, {sum(a.correct for a in answered)} correct", flush=True)
+        counts = retention.measures(answered)
+        seconds = time.monotonic() - began
+        stage.measured = engine.describe() | {"generation_seconds": round(seconds, 2), "tokens_per_second": round(counts["assistant_tokens"] / seconds, 1)}
+        inputs = {"policy": args.policy, "freeze": args.freeze, "items": args.items}
+        stage.manifest(inputs, ["answers.jsonl"], frozen.content["config"], {"policy": args.name, "engine": engine.name, "counts": counts})
+
+
+if __name__ == "__main__":
+    manifest.run(main)

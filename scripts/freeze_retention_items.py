@@ -1,0 +1,33 @@
+"""Choose and freeze the retention items: MGSM German, or generated word problems for the demo."""
+
+import argparse
+from pathlib import Path
+
+from agentrl import config, manifest, retention
+from agentrl.demo import wordproblems
+
+
+def main() -> None:
+    """Read the section, collect the source's items, select, write items.jsonl with its manifest."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--section", type=Path, required=True, help="config/retention.json")
+    parser.add_argument("--cache", type=Path, required=True, help="folder that keeps a fetched source")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    with manifest.stage(args.out, "freeze_retention_items.py") as stage:
+        section = config.validate(manifest.read_json(args.section), config.Retention, str(args.section))
+        items = retention.select(source_items(section, args.cache), section)
+        retention.write_items(args.out / "items.jsonl", items)
+        facts = {"items": len(items), "source": section.source}
+        stage.manifest({"section": args.section}, ["items.jsonl"], section.model_dump(mode="json"), facts)
+
+
+def source_items(section: config.Retention, cache: Path) -> list[retention.Item]:
+    """Every item of the configured source."""
+    if section.source == "mgsm":
+        return retention.mgsm_items(section.path, cache)
+    return [retention.Item(**problem.as_item()) for problem in wordproblems.problems(4 * section.items, section.seed, held_out=True)]
+
+
+if __name__ == "__main__":
+    manifest.run(main)

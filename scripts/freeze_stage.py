@@ -1,0 +1,27 @@
+"""Freeze one stage: hash exactly what it consumes, with its configuration and the upstream code it rests on."""
+
+import argparse
+from pathlib import Path
+
+from agentrl import freeze, manifest, policy
+
+
+def main() -> None:
+    """Hash files, tokenizer and (for training) the start checkpoint; write freeze/{stage}.json."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--stage", required=True, help="train, agent-dev, agent-test or retention")
+    parser.add_argument("--data", type=Path, required=True, help="tasks.jsonl or items.jsonl")
+    parser.add_argument("--start", type=Path, required=True, help="the start policy's manifest.json")
+    parser.add_argument("--sections", type=Path, nargs="+", required=True, help="config/{section}.json files")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    folder, _ = policy.check_policy(args.start)
+    folders = {"tokenizer": (folder, freeze.present(folder, policy.TOKENIZER_FILES))}
+    if args.stage == "train":
+        folders["start"] = (folder, policy.check_checkpoint(folder))
+    config = {path.stem: manifest.read_json(path) for path in args.sections}
+    manifest.write_json(args.out, freeze.freeze(args.stage, {"data": args.data}, folders, config))
+
+
+if __name__ == "__main__":
+    manifest.run(main)

@@ -1,0 +1,80 @@
+"""Train one arm with one seed by GRPO on real tool interactions; resumes from its work folder after a kill."""
+
+import argparse
+import json
+import os
+import shutil
+from functools import partial
+from pathlib import Path
+
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental in TRL 1.16; the version is pinned
+
+from agentrl import config, grpo, health, manifest, policy, tasks
+from agentrl.engine.transformers import TransformersEngine
+from agentrl.freeze import Frozen
+from agentrl.protocol import ChatProtocol
+from agentrl.reward import REWARDS
+from agentrl.rollout import Rollout
+from agentrl.work import WorkFolder
+
+ADAPTER = ("adapter/adapter_config.json", "adapter/adapter_model.safetensors")
+
+
+def main() -> None:
+    """Check what was frozen, train in the work folder, pass the health gates, publish adapter and evidence."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--arm", required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--arm-section", type=Path, required=True, help="config/arm-{arm}.json")
+    parser.add_argument("--start", type=Path, required=True, help="the start policy's manifest.json")
+    parser.add_argument("--tasks", type=Path, required=True)
+    parser.add_argument("--freeze", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True, help="resumable state, not an output")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    with manifest.stage(args.out, "train.py") as stage, WorkFolder(args.work, [args.freeze, args.arm_section], args.seed, "train.py") as work:
+        frozen = Frozen(args.freeze)
+        folder, _ = policy.check_policy(args.start)
+        frozen.check({"data": args.tasks}, {"tokenizer": folder, "start": folder})
+        arm = config.validate(manifest.read_json(args.arm_section), config.Arm, str(args.arm_section))
+        trained = train(args, frozen, arm, folder, work)
+        facts = publish(work, args.out, trained, frozen.section("training", config.TrainingSettings))
+        stage.measured = {"resumed_from_step": work.resumed}
+        inputs = {"start": args.start, "tasks": args.tasks, "freeze": args.freeze, "arm": args.arm_section}
+        name = f"{args.arm}/seed-{args.seed}"
+        settings = {**frozen.content["config"], "arm": arm.model_dump(mode="json"), "seed": args.seed}
+        stage.manifest(inputs, [*ADAPTER, grpo.EPISODES, grpo.STEPS], settings, {"policy": name, **facts})
+        work.remove()
+
+
+def train(args: argparse.Namespace, frozen: Frozen, arm: config.Arm, folder: Path, work: WorkFolder) -> list[str]:
+    """Run or resume GRPO; save the adapter in the work folder; names of adapter tensors that did not change."""
+    settings, decoding = frozen.section("training", config.TrainingSettings), frozen.section("decoding", config.Decoding)
+    protocol, device = frozen.section("protocol", config.Protocol), frozen.section("model", config.Model)
+    tokenizer = policy.load_tokenizer(folder)
+    chat, model = ChatProtocol(tokenizer), policy.load_model(folder, device)
+    rollout = Rollout(TransformersEngine(model, decoding, chat.stop_ids, tokenizer.pad_token_id), chat, protocol)
+    reward = partial(REWARDS[arm.reward], frozen.section("reward", config.Reward))
+    recorder = grpo.Recorder(rollout, tasks.read_tasks(args.tasks), reward, f"{args.arm}/seed-{args.seed}", args.seed, work.path, settings)
+    trainer = grpo.trainer(model, tokenizer, recorder, settings, decoding, protocol.budget, device)
+    initial = grpo.adapter_state(trainer.model)
+    checkpoint, work.resumed = grpo.last_checkpoint(work.path)
+    grpo.rewind(work.path, work.resumed)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    trainer.model.save_pretrained(work.path / "adapter")
+    final = grpo.adapter_state(trainer.model)
+    return [name for name, tensor in final.items() if tensor.equal(initial[name])]
+
+
+def publish(work: WorkFolder, out: Path, unchanged: list[str], settings: config.TrainingSettings) -> dict[str, object]:
+    """Check the health gates, then copy adapter and evidence to the declared outputs."""
+    steps = [health.StepRecord(**json.loads(line)) for line in (work.path / grpo.STEPS).read_text(encoding="utf-8").splitlines()]
+    facts = health.gates(steps, unchanged, settings)
+    for name in (*ADAPTER, grpo.EPISODES, grpo.STEPS):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(work.path / name, out / name)
+    return facts
+
+
+if __name__ == "__main__":
+    manifest.run(main)

@@ -1,0 +1,37 @@
+"""Demo only: train the base of the demo policy: tokenizer, copying drills, then trajectories and word problems."""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import torch
+
+from agentrl import config, manifest
+from agentrl.demo import policy as demo
+from agentrl.policy import CHECKPOINT, check_checkpoint
+from agentrl.protocol import ChatProtocol
+
+
+def main() -> None:
+    """Read the recipe, train, write the base checkpoint with its manifest."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--recipe", type=Path, required=True, help="config/demo-base.json")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    with manifest.stage(args.out, "train_demo_base.py") as stage:
+        recipe = config.validate(manifest.read_json(args.recipe), config.DemoBase, str(args.recipe))
+        torch.set_num_threads(recipe.threads)
+        tokenizer = demo.make_tokenizer(recipe)
+        chat = ChatProtocol(tokenizer)
+        model = demo.new_model(recipe.architecture, tokenizer, recipe.stage.seed)
+        examples, contents = demo.examples(recipe, chat)
+        with tempfile.TemporaryDirectory() as work:
+            demo.train(model, tokenizer, demo.drills(chat, recipe), recipe.drill, recipe.stage.seed, Path(work))
+            losses = demo.train(model, tokenizer, examples, recipe.stage, recipe.stage.seed, Path(work))
+        demo.save(model, tokenizer, args.out / CHECKPOINT)
+        outputs = [f"{CHECKPOINT}/{name}" for name in check_checkpoint(args.out / CHECKPOINT)]
+        stage.manifest({"recipe": args.recipe}, outputs, recipe.model_dump(mode="json"), {"examples": contents, "loss": losses})
+
+
+if __name__ == "__main__":
+    manifest.run(main)

@@ -1,0 +1,38 @@
+"""Demo only: make the middling start policy, a LoRA on demonstrations with many departures, merged into the base."""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import torch
+
+from agentrl import config, manifest
+from agentrl.demo import policy as demo
+from agentrl.policy import CHECKPOINT, check_checkpoint, check_policy, load_model, load_tokenizer
+from agentrl.protocol import ChatProtocol
+
+
+def main() -> None:
+    """Read the recipe, train from the base, write the start checkpoint with its manifest."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--recipe", type=Path, required=True, help="config/demo-sft.json")
+    parser.add_argument("--base", type=Path, required=True, help="the base's manifest.json")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    with manifest.stage(args.out, "train_demo_sft.py") as stage:
+        recipe = config.validate(manifest.read_json(args.recipe), config.DemoSft, str(args.recipe))
+        folder, _ = check_policy(args.base)
+        tokenizer = load_tokenizer(folder)
+        model = load_model(folder, config.Model(start=None, dtype="float32", device="cpu", threads=recipe.threads))
+        examples, contents = demo.examples(recipe, ChatProtocol(tokenizer))
+        adapted = demo.with_lora(model.train(), recipe.lora, recipe.stage.seed)
+        with tempfile.TemporaryDirectory() as work:
+            losses = demo.train(adapted, tokenizer, examples, recipe.stage, recipe.stage.seed, Path(work))
+        demo.save(adapted.merge_and_unload(), tokenizer, args.out / CHECKPOINT)
+        outputs = [f"{CHECKPOINT}/{name}" for name in check_checkpoint(args.out / CHECKPOINT)]
+        inputs = {"recipe": args.recipe, "base": args.base}
+        stage.manifest(inputs, outputs, recipe.model_dump(mode="json"), {"examples": contents, "loss": losses, "steps": 0})
+
+
+if __name__ == "__main__":
+    manifest.run(main)

@@ -1,0 +1,20 @@
+"""Write one configuration section, handed over as canonical JSON, to the file that jobs read."""
+
+import argparse
+import json
+from pathlib import Path
+
+from agentrl import manifest
+
+
+def main() -> None:
+    """Parse, check that it is JSON, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--content", required=True, help="canonical JSON of the section")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    manifest.write_json(args.out, json.loads(args.content))
+
+
+if __name__ == "__main__":
+    manifest.run(main)

@@ -1,0 +1,118 @@
+"""What tests share: the demo study, its tokenizer and protocol, small random models, Qwen3's real tokenizer, and scripted episodes."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import qwen3_tokenizer
+import torch
+from hypothesis import settings
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from agentrl.config import DemoBase, Study, read_yaml, sections, validate
+from agentrl.demo.demonstrations import encode_turn
+from agentrl.demo.policy import make_tokenizer
+from agentrl.engine.scripted import ScriptedEngine
+from agentrl.protocol import ChatProtocol
+from agentrl.rollout import Rollout
+from agentrl.tasks import Task, generate
+from agentrl.trajectory import Key, Trajectory
+
+torch.set_num_threads(1)
+settings.register_profile("study", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("study")
+
+ROOT = Path(__file__).resolve().parents[1]
+QWEN3_VOCABULARY = 151936
+"""Rows of Qwen3's embedding; the tokenizer uses the first 151,669."""
+
+Say = Callable[..., Trajectory]
+
+
+@pytest.fixture(scope="session")
+def study() -> Study:
+    """The demo study, validated."""
+    return validate(read_yaml(ROOT / "config.yaml", ROOT / "profiles/demo/study.yaml"))
+
+
+@pytest.fixture(scope="session")
+def tokenizer(study: Study) -> PreTrainedTokenizerFast:
+    """The demo policy's tokenizer."""
+    return make_tokenizer(validate(sections(study)["demo-base"], DemoBase))
+
+
+@pytest.fixture(scope="session")
+def chat(tokenizer: PreTrainedTokenizerFast) -> ChatProtocol:
+    """The protocol over the demo tokenizer."""
+    return ChatProtocol(tokenizer)
+
+
+@pytest.fixture(scope="session")
+def qwen_tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
+    """Qwen3's own tokenizer, rebuilt offline; skipped where its sources are not installed."""
+    try:
+        return qwen3_tokenizer.build(Path(request.config.cache.mkdir("qwen3-tokenizer")))
+    except qwen3_tokenizer.MissingSourceError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def qwen_chat(qwen_tokenizer: PreTrainedTokenizerFast) -> ChatProtocol:
+    """The protocol over Qwen3's own tokenizer."""
+    return ChatProtocol(qwen_tokenizer)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    """A random Qwen3 over the demo vocabulary, float32; its weights are large so that what it says depends on the context."""
+    return random_qwen3(len(tokenizer), scale=0.4)
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen3(qwen_tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    """A random Qwen3 with the real vocabulary, padding rows included."""
+    assert len(qwen_tokenizer) <= QWEN3_VOCABULARY
+    return random_qwen3(QWEN3_VOCABULARY, scale=0.4)
+
+
+def random_qwen3(vocabulary: int, scale: float) -> Qwen3ForCausalLM:
+    """A two-layer Qwen3 of width 32 with weights from a fixed seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = Qwen3Config(
+            vocab_size=vocabulary, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+            intermediate_size=64, max_position_embeddings=2048, initializer_range=scale, tie_word_embeddings=False,
+        )  # fmt: skip
+        return Qwen3ForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="session")
+def tasks(study: Study) -> list[Task]:
+    """The demo's development tasks."""
+    return generate(study.tasks, "dev", study.tasks.splits.dev)
+
+
+@pytest.fixture(scope="session")
+def task(tasks: list[Task]) -> Task:
+    """One task with two different facts."""
+    return next(task for task in tasks if len(set(task.facts.values())) == 2)
+
+
+@pytest.fixture(scope="session")
+def say(study: Study, chat: ChatProtocol) -> Say:
+    """Play one episode whose assistant says the given turns.
+
+    A turn is its text, to which the end-of-turn token is added, or its token ids as they are. Keywords change `protocol` values;
+    `over` is the protocol of another tokenizer.
+    """
+
+    def play(task: Task, *turns: str | list[int], over: ChatProtocol = chat, **changes: object) -> Trajectory:
+        ids = [encode_turn(over, turn) if isinstance(turn, str) else turn for turn in turns]
+        engine = ScriptedEngine(lambda request: ids[int(request.key[-1])], over.stop_ids)
+        rollout = Rollout(engine, over, study.protocol.model_copy(update={"budget": 2000} | changes))
+        return rollout.play([task], [Key("baseline", 0, task.split, task.id, 0, 42)])[0]
+
+    return play

@@ -1,0 +1,57 @@
+"""Reward: the pilot's weights, clipped, and a fair coin for the placebo."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.config import Reward, Study
+from agentrl.environment import Outcome
+from agentrl.reward import random_reward, shaped
+
+
+def outcome(lookup: bool, calculation: bool, strict: bool, errors: int = 0) -> Outcome:
+    return Outcome(lookup, calculation, strict, None, strict, strict, errors, "answer")
+
+
+@pytest.mark.parametrize(
+    ("reached", "reward"),
+    [
+        (outcome(False, False, False), 0.0),
+        (outcome(True, False, False), 0.15),
+        (outcome(True, True, False), 0.40),
+        (outcome(True, True, True), 1.0),
+        (outcome(True, True, True, errors=2), 0.90),
+        (outcome(True, False, False, errors=1), 0.10),
+        (outcome(True, False, False, errors=9), 0.0),
+    ],
+)
+def test_pilot_values(study: Study, reached: Outcome, reward: float) -> None:
+    assert shaped(reached, study.reward) == pytest.approx(reward, abs=1e-12)
+
+
+def test_reward_is_blind_to_a_lucky_answer(study: Study) -> None:
+    lucky = Outcome(
+        lookup=True, calculation=False, workflow=False, answer=413, answer_correct=True, strict=False, tool_errors=0, end="answer"
+    )
+    assert shaped(lucky, study.reward) == study.reward.lookup
+
+
+@given(st.tuples(*[st.floats(0, 1)] * 4), st.integers(0, 5))
+def test_reward_stays_in_range_and_errors_never_pay(weights: tuple[float, ...], errors: int) -> None:
+    section = Reward(**dict(zip(("lookup", "calculation", "strict", "tool_error"), weights, strict=True)))
+    for reached in product((False, True), repeat=3):
+        value = shaped(outcome(*reached, errors=errors), section)
+        assert 0 <= shaped(outcome(*reached, errors=errors + 1), section) <= value <= 1
+
+
+def test_random_reward_is_keyed_and_fair() -> None:
+    keys = [(seed, step, f"train-{task:04d}", trial) for seed in range(5) for step in range(10) for task in range(10) for trial in range(4)]
+    draws = np.array([random_reward(*key) for key in keys])
+    assert set(draws) == {0.0, 1.0}
+    assert abs(draws.mean() - 0.5) < 4 * 0.5 / np.sqrt(len(draws))
+    assert draws.tolist() == [random_reward(*key) for key in keys]
+    groups = draws.reshape(-1, 4)
+    assert (groups.std(axis=1) > 0).mean() == pytest.approx(1 - 2 * 0.5**4, abs=0.08), "trials of one group draw independently"
