@@ -4,10 +4,17 @@ include: "rules/tasks.smk"
 include: "rules/demo.smk" if STUDY.demo_policy else "rules/start.smk"
 include: "rules/freeze.smk"
 include: "rules/evaluate.smk"
+include: "rules/train.smk"
+include: "rules/merge.smk"
+include: "rules/statistics.smk"
+include: "rules/report.smk"
 
 
 rule all:
     default_target: True
     input:
-        f"{R}/policies/baseline/agent-dev/manifest.json",
-        f"{R}/policies/baseline/retention/manifest.json",
+        rules.summary.output,
+
+
+onsuccess:
+    shell("python scripts/show_study.py --study {R}")

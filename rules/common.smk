@@ -9,6 +9,10 @@ from agentrl import config as study_config
 from agentrl.sources import code_digest
 
 
+# Rules say `python`: the interpreter Snakemake itself runs under. As a prefix it is no part of a rule, so moving .venv reruns nothing.
+shell.prefix(f"set -euo pipefail; export PATH={Path(sys.executable).parent}:$PATH; ")
+
+
 def validated():
     """config.yaml, below the --configfile of a profile or command line, below --config; read strictly, refused as a message."""
     settings = workflow.config_settings

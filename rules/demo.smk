@@ -14,7 +14,7 @@ rule demo_base:
     resources:
         gpu=1,
     shell:
-        "python scripts/train_demo_base.py --recipe {input.recipe} --out {params.out} > {log} 2>&1"
+        "python scripts/train_demo_base.py --recipe {input.recipe} --out {params.out} 2> {log} | tee -a {log}"
 
 
 rule demo_sft:
@@ -31,4 +31,4 @@ rule demo_sft:
     resources:
         gpu=1,
     shell:
-        "python scripts/train_demo_sft.py --recipe {input.recipe} --base {input.base} --out {params.out} > {log} 2>&1"
+        "python scripts/train_demo_sft.py --recipe {input.recipe} --base {input.base} --out {params.out} 2> {log} | tee -a {log}"

@@ -24,7 +24,7 @@ rule evaluate_agent:
         gpu=1,
     shell:
         "python scripts/evaluate_agent.py --name {wildcards.policy} --policy {input.policy} --tasks {input.tasks}"
-        " --freeze {input.freeze} --out {params.out} > {log} 2>&1"
+        " --freeze {input.freeze} --out {params.out} 2> {log} | tee -a {log}"
 
 
 rule evaluate_retention:
@@ -44,4 +44,4 @@ rule evaluate_retention:
         gpu=1,
     shell:
         "python scripts/evaluate_retention.py --name {wildcards.policy} --policy {input.policy} --items {input.frozen}"
-        " --freeze {input.freeze} --out {params.out} > {log} 2>&1"
+        " --freeze {input.freeze} --out {params.out} 2> {log} | tee -a {log}"

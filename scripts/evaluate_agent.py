@@ -41,7 +41,10 @@ def main() -> None:
                 print(f"{args.name}: {len(played)} of {len(split) * settings.trials} episodes, {done} strict", flush=True)
         counts = evaluation.measures(played)
         seconds = time.monotonic() - began
-        stage.measured = engine.describe() | {"generation_seconds": round(seconds, 2), "tokens_per_second": round(counts["assistant_tokens"] / seconds, 1)}
+        stage.measured = engine.describe() | {
+            "generation_seconds": round(seconds, 2),
+            "tokens_per_second": round(counts["assistant_tokens"] / seconds, 1),
+        }
         inputs = {"policy": args.policy, "freeze": args.freeze, "tasks": args.tasks}
         stage.manifest(inputs, ["episodes.jsonl"], frozen.content["config"], {"policy": args.name, "engine": engine.name, "counts": counts})
 

@@ -38,7 +38,10 @@ def main() -> None:
                 print(f"{args.name}: {len(answered)} of {len(items)} items, {sum(a.correct for a in answered)} correct", flush=True)
         counts = retention.measures(answered)
         seconds = time.monotonic() - began
-        stage.measured = engine.describe() | {"generation_seconds": round(seconds, 2), "tokens_per_second": round(counts["assistant_tokens"] / seconds, 1)}
+        stage.measured = engine.describe() | {
+            "generation_seconds": round(seconds, 2),
+            "tokens_per_second": round(counts["assistant_tokens"] / seconds, 1),
+        }
         inputs = {"policy": args.policy, "freeze": args.freeze, "items": args.items}
         stage.manifest(inputs, ["answers.jsonl"], frozen.content["config"], {"policy": args.name, "engine": engine.name, "counts": counts})
 

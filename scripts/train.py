@@ -32,7 +32,10 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="resumable state, not an output")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    with manifest.stage(args.out, "train.py") as stage, WorkFolder(args.work, [args.freeze, args.arm_section], args.seed, "train.py") as work:
+    with (
+        manifest.stage(args.out, "train.py") as stage,
+        WorkFolder(args.work, [args.freeze, args.arm_section], args.seed, "train.py") as work,
+    ):
         frozen = Frozen(args.freeze)
         folder, _ = policy.check_policy(args.start)
         frozen.check({"data": args.tasks}, {"tokenizer": folder, "start": folder})

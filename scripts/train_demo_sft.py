@@ -4,8 +4,6 @@ import argparse
 import tempfile
 from pathlib import Path
 
-import torch
-
 from agentrl import config, manifest
 from agentrl.demo import policy as demo
 from agentrl.policy import CHECKPOINT, check_checkpoint, check_policy, load_model, load_tokenizer

@@ -1,15 +1,17 @@
 """Reward: the pilot's weights, clipped, and a fair coin for the placebo."""
 
 from itertools import product
+from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.config import Reward, Study
+from agentrl.config import Arm, Reward, Study
 from agentrl.environment import Outcome
-from agentrl.reward import random_reward, shaped
+from agentrl.reward import REWARDS, shaped
+from agentrl.trajectory import Key, Segment, Trajectory
 
 
 def outcome(lookup: bool, calculation: bool, strict: bool, errors: int = 0) -> Outcome:
@@ -47,11 +49,22 @@ def test_reward_stays_in_range_and_errors_never_pay(weights: tuple[float, ...], 
         assert 0 <= shaped(outcome(*reached, errors=errors + 1), section) <= value <= 1
 
 
-def test_random_reward_is_keyed_and_fair() -> None:
-    keys = [(seed, step, f"train-{task:04d}", trial) for seed in range(5) for step in range(10) for task in range(10) for trial in range(4)]
-    draws = np.array([random_reward(*key) for key in keys])
+def episode(key: Key, reached: Outcome) -> Trajectory:
+    return Trajectory(key, [Segment("prompt", [1])], [], reached, "scripted")
+
+
+def test_arms_name_their_reward(study: Study) -> None:
+    reached = episode(Key("pilot/seed-1", 0, "train", "train-0001", 0, 1), outcome(True, True, False, errors=1))
+    assert set(REWARDS) == set(get_args(Arm.model_fields["reward"].annotation))
+    assert REWARDS["shaped"](study.reward, reached) == shaped(reached.outcome, study.reward) == pytest.approx(0.35)
+
+
+def test_random_reward_is_keyed_fair_and_blind(study: Study) -> None:
+    keys = [Key("placebo/seed-1", step, "train", f"train-{n:04d}", trial, 1) for step in range(50) for n in range(10) for trial in range(4)]
+    good, bad = outcome(True, True, True), outcome(False, False, False, errors=3)
+    draws = np.array([REWARDS["random"](study.reward, episode(key, good)) for key in keys])
+    assert draws.tolist() == [REWARDS["random"](study.reward, episode(key, bad)) for key in keys], "the outcome must not matter"
     assert set(draws) == {0.0, 1.0}
     assert abs(draws.mean() - 0.5) < 4 * 0.5 / np.sqrt(len(draws))
-    assert draws.tolist() == [random_reward(*key) for key in keys]
-    groups = draws.reshape(-1, 4)
-    assert (groups.std(axis=1) > 0).mean() == pytest.approx(1 - 2 * 0.5**4, abs=0.08), "trials of one group draw independently"
+    varied = draws.reshape(-1, 4).std(axis=1) > 0
+    assert varied.mean() == pytest.approx(1 - 2 * 0.5**4, abs=0.08), "trials of one group draw independently"

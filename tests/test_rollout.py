@@ -341,6 +341,43 @@ def test_any_course_under_any_budget(chat: ChatProtocol, study: Study, task: Tas
     assert played.outcome.calculation <= retained["calculator"]
 
 
+FRAGMENTS = [
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<answer>",
+    "</answer>",
+    "2700",
+    " ",
+    "x",
+]
+INSERTION = st.tuples(st.integers(0, 2), st.floats(0, 1), st.sampled_from([*FRAGMENTS, PRODUCT, "<answer>2700</answer>", "<|im_start|>"]))
+
+
+@given(st.lists(INSERTION, max_size=3))
+def test_nothing_inserted_makes_a_dishonest_success(say: Say, task: Task, insertions: list[tuple[int, float, str]]) -> None:
+    """Whatever text is put wherever into the expert's turns: success still needs both calls in order and the answer last."""
+    turns = [*expert(task), answer(), answer()]
+    for index, share, text in insertions:
+        at = round(share * len(turns[index]))
+        turns[index] = turns[index][:at] + text + turns[index][at:]
+    played = say(task, *turns)
+    if not insertions:
+        assert played.outcome.strict
+    if not played.outcome.strict:
+        return
+    said = turns[: len(played.sampled)]
+    assert not any(tag in text for text in said for tag in ("tool_response>", "<|im_start|>"))
+    assert said[-1].rstrip().endswith("<answer>2700</answer>")
+    squeezed = [text.replace(" ", "") for text in said]
+    lookups = [i for i, text in enumerate(squeezed) if lookup_call(task.record_id).split("\n")[1].replace(" ", "") in text]
+    products = [i for i, text in enumerate(squeezed) if PRODUCT.split("\n")[1].replace(" ", "") in text]
+    assert any(first < later < len(said) - 1 for first in lookups for later in products)
+
+
 def test_observations_stand_in_the_stream_as_answered(say: Say, chat: ChatProtocol, task: Task) -> None:
     played = say(task, look_up(task) + calculator_call("1"), calculate("1 / 0"), calculate(), answer())
     observed = [chat.decode(segment.ids) for segment in played.segments if segment.kind == "observation"]

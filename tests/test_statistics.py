@@ -1,5 +1,4 @@
 """Paired tests and intervals: the pilot's known answers, independent recomputation, and refused inputs."""
-# ruff: noqa: D102, D103 - the name of a test says what it shows
 
 from __future__ import annotations
 
@@ -14,6 +13,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
 from agentrl import statistics as agent_statistics
 from agentrl.statistics import (
     COVERS,
@@ -28,9 +31,6 @@ from agentrl.statistics import (
     zero_drop_false_alarm,
     zero_drop_gate,
 )
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
-from scipy import stats
 
 pytestmark = pytest.mark.filterwarnings("error")  # a division by zero must not pass as a warning
 unhurried = settings(deadline=None)  # a busy machine is no failure
@@ -197,7 +197,7 @@ class TestExactBootstrap:
     """The convolution against rational arithmetic, resampling and the binomial."""
 
     @pytest.mark.parametrize(
-        "numerators,denominator",
+        ("numerators", "denominator"),
         [
             ([1, 0, 0, -1, 0, 0, 1, 1], 1),
             ([3, -2, 1, 0, 4, -4], 4),
@@ -337,9 +337,7 @@ class TestProperties:
 
     @unhurried
     @given(lattice_values, st.sampled_from([0.9, 0.95, 0.99]))
-    def test_interval_holds_the_mean_and_stays_in_the_data(
-        self, values: list[float], confidence: float
-    ) -> None:
+    def test_interval_holds_the_mean_and_stays_in_the_data(self, values: list[float], confidence: float) -> None:
         interval = item_bootstrap(values, confidence)
         mean = float(np.mean(values))
         assert min(values) - 1e-12 <= interval.low <= mean + 1e-12
@@ -351,9 +349,7 @@ class TestProperties:
         exact = mean_distribution(values)
         mean = exact.probability @ exact.support
         assert mean == pytest.approx(np.mean(values), abs=1e-10)
-        assert exact.probability @ (exact.support - mean) ** 2 == pytest.approx(
-            np.var(values) / len(values), abs=1e-10
-        )
+        assert exact.probability @ (exact.support - mean) ** 2 == pytest.approx(np.var(values) / len(values), abs=1e-10)
 
     @unhurried
     @given(lattice_values, st.randoms(use_true_random=False))
@@ -376,9 +372,7 @@ class TestProperties:
         assume(wins + losses <= n)
         gate = zero_drop_gate(outcomes(n, wins, losses))
         assert gate.passed == (wins >= losses)
-        assert gate.false_alarm_rate == pytest.approx(
-            zero_drop_false_alarm(n, (wins + losses) / n), abs=1e-10
-        )
+        assert gate.false_alarm_rate == pytest.approx(zero_drop_false_alarm(n, (wins + losses) / n), abs=1e-10)
 
 
 class TestAgainstScipy:
@@ -406,21 +400,18 @@ class TestAgainstScipy:
     def test_false_alarm_by_simulation(self) -> None:
         rng = np.random.default_rng(11)
         draws = rng.multinomial(64, [1.5 / 64, 1.5 / 64, 61 / 64], size=MONTE_CARLO)
-        assert np.mean(draws[:, 0] < draws[:, 1]) == pytest.approx(
-            zero_drop_false_alarm(64, 3 / 64), abs=0.0025
-        )
+        assert np.mean(draws[:, 0] < draws[:, 1]) == pytest.approx(zero_drop_false_alarm(64, 3 / 64), abs=0.0025)
 
 
 class TestEdges:
     """Degenerate inputs keep an honest note instead of an invented width."""
 
     @pytest.mark.parametrize(("wins", "losses", "end"), [(32, 0, 1.0), (0, 32, -1.0), (0, 0, 0.0)])
-    def test_items_that_differ_alike_give_a_point_and_say_so(
-        self, wins: int, losses: int, end: float
-    ) -> None:
+    def test_items_that_differ_alike_give_a_point_and_say_so(self, wins: int, losses: int, end: float) -> None:
         interval = item_bootstrap(differences_of(32, wins, losses))
         assert (interval.low, interval.high) == (end, end)
-        assert COVERS["items"] in interval.note and "All 32 items differ alike" in interval.note
+        assert COVERS["items"] in interval.note
+        assert "All 32 items differ alike" in interval.note
 
     def test_zero_variance_off_the_lattice(self) -> None:
         interval = item_bootstrap([1 / math.pi] * 8, resamples=100)

@@ -229,12 +229,12 @@ def test_a_jobs_section_is_all_that_its_split_needs() -> None:
         assert tasks.generate(job, split, job.count) == tasks.generate(study.tasks, split, count)
 
 
-def test_the_demos_section_gives_the_same_base_tasks_to_every_seed() -> None:
-    one, two = (config.sections(config.validate(study_file(seed=seed)))["demo"] for seed in (1, 2))
+@pytest.mark.parametrize(("name", "model"), [("demo-base", config.DemoBase), ("demo-sft", config.DemoSft)])
+def test_the_demos_sections_give_the_same_base_tasks_to_every_seed(name: str, model: type[config.DemoJob]) -> None:
+    one, two = (config.sections(config.validate(study_file(seed=seed)))[name] for seed in (1, 2))
     assert one == two
     assert sorted(one["tasks"]) == ["family", "quantity", "unit_price"]
-    job = config.validate(one, config.DemoSection)
-    assert isinstance(job, config.DemoPolicy)
+    job = config.validate(one, model)
     assert tasks.base_tasks(job.tasks, 20, 1) == tasks.base_tasks(config.validate(study_file(seed=3)).tasks, 20, 1)
 
 

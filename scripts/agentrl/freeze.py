@@ -1,7 +1,7 @@
 """One freeze per stage: the sha256 of exactly what the stage consumes, its configuration, and the upstream code our claims rest on.
 
-A freeze of everything would make an edit of the report retrain the model. Stages read their configuration from their freeze, compare what they
-are given with it, and refuse a change by name.
+A freeze of everything would make an edit of the report retrain the model. Stages read their configuration from their freeze,
+compare what they are given with it, and refuse a change by name.
 """
 
 import importlib.util
@@ -30,7 +30,9 @@ def upstream(stage: str) -> dict[str, str]:
     return {name: sha256(_installed(name)) for name in UPSTREAM[stage.split("-")[0]]}
 
 
-def freeze(stage: str, files: Mapping[str, Path], folders: Mapping[str, tuple[Path, list[str]]], config: Mapping[str, Any]) -> dict[str, Any]:
+def freeze(
+    stage: str, files: Mapping[str, Path], folders: Mapping[str, tuple[Path, list[str]]], config: Mapping[str, Any]
+) -> dict[str, Any]:
     """Content of one freeze file.
 
     Args:
@@ -67,7 +69,9 @@ class Frozen:
         for role, folder in folders.items():
             check_files(folder, self.content["folders"][role], self.path)
         for name, expected in self.content["upstream"].items():
-            self._equal(f"installed {name}", expected, sha256(_installed(name)), "use the environment the study was frozen with, or freeze anew")
+            self._equal(
+                f"installed {name}", expected, sha256(_installed(name)), "use the environment the study was frozen with, or freeze anew"
+            )
 
     def _equal(self, what: str, expected: str, found: str, advice: str) -> None:
         if expected != found:

@@ -6,6 +6,7 @@ on disk before the step is taken.
 """
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -16,7 +17,15 @@ import torch
 import transformers
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from trl import GRPOConfig, GRPOTrainer
 
 from agentrl import trajectory
@@ -27,6 +36,7 @@ from agentrl.rollout import Rollout
 from agentrl.tasks import Task
 from agentrl.trajectory import Key, Trajectory
 
+_log = logging.getLogger(__name__)
 EPISODES, STEPS, COMPLETE = "episodes.jsonl", "steps.jsonl", "complete.json"
 ADVANTAGE_TOLERANCE = 1e-4
 """TRL computes advantages in float32, the check in float64."""
@@ -143,7 +153,7 @@ class StepLog(TrainerCallback):
         self.recorder = recorder
 
     def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **_: Any
+        self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
         """One line per step in `steps.jsonl` and on stdout."""
         if logs is None or "grad_norm" not in logs or self.recorder.step is None:
@@ -151,13 +161,21 @@ class StepLog(TrainerCallback):
         step = replace(self.recorder.step, grad_norm=float(logs["grad_norm"]), kl=float(logs.get("kl", 0.0)), loss=float(logs["loss"]))
         with open(self.recorder.work / STEPS, "a", encoding="utf-8") as stream:
             stream.write(json.dumps(asdict(step), sort_keys=True) + "\n")
-        print(
-            f"{self.recorder.policy}: step {state.global_step} of {state.max_steps}, mean reward {step.mean_reward:.3f}, "
-            f"strict {step.strict} of {step.episodes}, KL {step.kl:.4f}, gradient norm {step.grad_norm:.3f}",
-            flush=True,
+        _log.info(
+            "%s: step %d of %d, mean reward %.3f, strict %d of %d, KL %.4f, gradient norm %.3f",
+            *(
+                self.recorder.policy,
+                state.global_step,
+                state.max_steps,
+                step.mean_reward,
+                step.strict,
+                step.episodes,
+                step.kl,
+                step.grad_norm,
+            ),
         )
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
         """A checkpoint without this mark was interrupted and is not resumed from."""
         write_json(Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE, {"step": state.global_step})
 
@@ -223,6 +241,7 @@ def trainer(
         peft_config=lora,
         callbacks=[StepLog(recorder)],
     )
+    made.remove_callback(PrinterCallback)  # StepLog prints
     made.recorder = recorder
     return made
 

@@ -1,12 +1,13 @@
 """What stands beside every output: manifest (deterministic), provenance (who, where, when) and status; hashing, atomic writes, locks.
 
-`manifest.json` is the next rule's input: hashes of what a stage consumed and made, its configuration, and the facts a reader needs. The same
-work twice gives the same bytes. `provenance.json` is never an input. `status.json` survives a failure and says what it was.
+`manifest.json` is the next rule's input: hashes of what a stage consumed and made, its configuration, and the facts a reader
+needs. The same work twice gives the same bytes. `provenance.json` is never an input. `status.json` survives a failure.
 """
 
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import platform
 import resource
@@ -24,6 +25,7 @@ from typing import Any
 
 from agentrl.sources import code_digest
 
+_log = logging.getLogger(__name__)
 VERSION = 1
 PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "numpy", "pandas", "scipy", "snakemake", "vllm")
 _CHUNK = 1 << 22
@@ -104,7 +106,7 @@ def locked(folder: str | Path) -> Iterator[None]:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"{folder}: another process is writing here; waiting for it to end", file=sys.stderr, flush=True)
+            _log.info("%s: another process is writing here; waiting for it to end", folder)
             fcntl.flock(stream, fcntl.LOCK_EX)
         yield
 
@@ -173,14 +175,16 @@ def stage(folder: str | Path, command: str) -> Iterator[Stage]:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a command: bad input ends in one line on stderr and exit code 1; a bug keeps its traceback."""
+    """Run a command: progress on stdout; bad input ends in one line on stderr and exit code 1; a bug keeps its traceback."""
+    handler = logging.StreamHandler(sys.stdout)
+    logging.getLogger("agentrl").addHandler(handler)
+    logging.getLogger("agentrl").setLevel(logging.INFO)
     try:
         main()
     except (ValueError, OSError, RuntimeError) as error:
         if not type(error).__module__.startswith("agentrl"):
             raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(f"error: {error}")
 
 
 def environment() -> dict[str, Any]:

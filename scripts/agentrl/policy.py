@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -36,8 +37,10 @@ def locate(section: Model) -> Path:
         raise PolicyError(f"model.start: no folder {start!r}; give the folder of a checkpoint, or a hub id as owner/name")
     try:
         return Path(snapshot_download(start, revision=section.revision, allow_patterns=list(_FETCHED)))
-    except Exception as error:
-        raise PolicyError(f"model.start: {start!r} is no local folder and cannot be fetched from the hub ({type(error).__name__})") from None
+    except (OSError, ValueError, HfHubHTTPError) as error:  # offline, no such repository, bad name
+        raise PolicyError(
+            f"model.start: {start!r} is no local folder and cannot be fetched from the hub ({type(error).__name__})"
+        ) from None
 
 
 def check_checkpoint(folder: Path) -> list[str]:
@@ -94,7 +97,9 @@ def load_model(folder: str | Path, section: Model) -> PreTrainedModel:
 def check_policy(manifest: str | Path) -> tuple[Path, dict[str, Any]]:
     """Checkpoint folder and manifest of a policy, every file compared with its recorded sha256."""
     content = read_json(manifest)
-    recorded = {name.removeprefix(f"{CHECKPOINT}/"): digest for name, digest in content["outputs"].items() if name.startswith(f"{CHECKPOINT}/")}
+    recorded = {
+        name.removeprefix(f"{CHECKPOINT}/"): digest for name, digest in content["outputs"].items() if name.startswith(f"{CHECKPOINT}/")
+    }
     if not recorded:
         raise ManifestError(f"{manifest}: records no checkpoint under {CHECKPOINT}/; it is not a policy's manifest")
     folder = Path(manifest).parent / CHECKPOINT

@@ -1,8 +1,8 @@
 """Mathematics without tools: frozen German items, their prompt, and two ways to read an answer.
 
 MGSM German (Shi et al. 2022, arXiv 2210.03057) is read from a local copy or fetched once from the pinned commit; both are refused unless
-their sha256 is the expected one. Strict score: the protocol's `<answer>INTEGER</answer>` ends the output. Flexible score beside it: the last
-number of the output, German and English number formats understood, to tell lost mathematics from lost format.
+their sha256 is the expected one. Strict score: the protocol's `<answer>INTEGER</answer>` ends the output. Flexible score beside it: the
+last number of the output, German and English number formats understood, to tell lost mathematics from lost format.
 """
 
 import hashlib
@@ -157,7 +157,7 @@ def _fetch(file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".part")
     try:
-        with urllib.request.urlopen(MGSM_SOURCE, timeout=_FETCH_SECONDS) as answer:  # noqa: S310 - a constant https address
+        with urllib.request.urlopen(MGSM_SOURCE, timeout=_FETCH_SECONDS) as answer:
             partial.write_bytes(answer.read())
     except OSError as error:
         raise RetentionError(f"{MGSM_SOURCE}: cannot be fetched ({error}); download it elsewhere and set retention.path") from None

@@ -22,7 +22,7 @@ def shaped_reward(weights: Reward, episode: Trajectory) -> float:
     return shaped(episode.outcome, weights)
 
 
-def random_reward(weights: Reward, episode: Trajectory) -> float:
+def random_reward(weights: Reward, episode: Trajectory) -> float:  # noqa: ARG001 - one signature for every arm
     """Arm reward `random`, the placebo: a fair coin, 0.0 or 1.0, keyed like the episode's own sampling but on a stream of its own."""
     key = episode.key
     return float(uniform("placebo", key.seed, key.step, key.task, key.trial) < 0.5)

@@ -29,9 +29,7 @@ COVERS: Final = MappingProxyType(
     }
 )
 MAX_DENOMINATOR: Final = 1000  # k trials give multiples of 1/k; finer scores than this are resampled
-LATTICE_TOLERANCE: Final = (
-    1e-9  # a mean of k scores misses its lattice by some 1e-16, any other value by more
-)
+LATTICE_TOLERANCE: Final = 1e-9  # a mean of k scores misses its lattice by some 1e-16, any other value by more
 TIE_TOLERANCE: Final = 1e-12  # float noise of a sum or of a probability; far below one item or one resample
 CHUNK_CELLS: Final = 2**22  # resampled indices held at once: 32 MiB
 SHOWN: Final = 5  # offenders that an error message names
@@ -175,9 +173,7 @@ def mean_distribution(values: ArrayLike, draws: int | None = None) -> Distributi
     return Distribution(sums / (denominator * draws), probability)
 
 
-def item_bootstrap(
-    differences: ArrayLike, confidence: float = 0.95, *, seed: int = 0, resamples: int = 100_000
-) -> Interval:
+def item_bootstrap(differences: ArrayLike, confidence: float = 0.95, *, seed: int = 0, resamples: int = 100_000) -> Interval:
     """Return the percentile bootstrap interval of the mean of the item differences.
 
     Low and high are the smallest d with P(D <= d) >= (1 - c) / 2 and >= (1 + c) / 2 at confidence c, D being
@@ -304,9 +300,7 @@ def _check_columns(table: pd.DataFrame, name: str) -> None:
     """Refuse a table that is empty, lacks a column, or holds the wrong type or several seeds."""
     absent = [column for column in ("item", "trial", "score") if column not in table.columns]
     if absent:
-        raise StatisticsError(
-            f"{name}: no column {', '.join(absent)}; found {_some(map(str, table.columns))}"
-        )
+        raise StatisticsError(f"{name}: no column {', '.join(absent)}; found {_some(map(str, table.columns))}")
     if table.empty:
         raise StatisticsError(f"{name}: no rows")
     wrong = [item for item in table["item"] if not isinstance(item, str)]

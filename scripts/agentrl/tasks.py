@@ -311,7 +311,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def _checks(row: Any) -> Iterator[tuple[object, bool, str]]:  # noqa: ANN401  whatever stood on the line
+def _checks(row: Any) -> Iterator[tuple[object, bool, str]]:
     """Yield (value, whether it is sound, what was expected), lazily: a later check may rely on an earlier."""
     keys, names = sorted(row) if isinstance(row, dict) else row, [field.name for field in fields(Task)]
     yield keys, keys == sorted(names) and isinstance(row, dict), f"an object with exactly the keys {', '.join(names)}"
@@ -333,5 +333,5 @@ def _checks(row: Any) -> Iterator[tuple[object, bool, str]]:  # noqa: ANN401  wh
 
 
 @cache
-def _load(name: str | Path) -> Any:  # noqa: ANN401  JSON of several shapes, frozen with the code
+def _load(name: str | Path) -> Any:
     return json.loads((DATA / name).read_text(encoding="utf-8"))

@@ -26,7 +26,7 @@ BARE = ("Ich prüfe mein Ergebnis mit dem Werkzeug.",)
 ADD = ("Ich zähle die Werte zusammen.",)
 REPORT = ("Ich gebe das Ergebnis an.", "Das Werkzeug hat geantwortet.")
 DRILL_SYMBOLS = 16
-DRILL_EQUATIONS = 12
+DRILL_EQUATIONS = 30
 TALK = ("Ich antworte in einem Satz.",)
 
 

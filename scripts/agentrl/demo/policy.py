@@ -5,6 +5,7 @@ departures, merged, which leaves a middling agent with something to learn. Both 
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -31,8 +32,10 @@ from agentrl.tasks import base_tasks
 
 CONTEXT = 2048
 TOKENIZER_EXAMPLES = 600
-EXAMPLES_PER_STAGE = 4000
-"""Distinct examples of one stage; more steps see them again."""
+ROWS_PER_STAGE = 4000
+"""Distinct rows of one stage; more steps see them again."""
+PROBLEMS_PER_ROW = 4
+"""Word problems that together are about as long as one trajectory."""
 WARMUP = 0.08
 WEIGHT_DECAY = 0.01
 
@@ -71,17 +74,23 @@ def new_model(shape: Architecture, tokenizer: PreTrainedTokenizerFast, seed: int
 
 
 def examples(recipe: DemoJob, chat: ChatProtocol) -> tuple[list[Example], dict[str, Any]]:
-    """Supervised examples of one stage, shuffled, and what they contain."""
+    """Supervised rows of one stage, shuffled, and what they contain. Short examples share a row, so that little is padding."""
     stage, rng = recipe.stage, Random(f"stage/{recipe.stage.seed}")
-    arithmetic, bare = round(EXAMPLES_PER_STAGE * stage.word_problems), round(EXAMPLES_PER_STAGE * stage.equations)
-    tasks = base_tasks(recipe.tasks, EXAMPLES_PER_STAGE - arithmetic - bare, stage.seed)
+    arithmetic, bare = round(ROWS_PER_STAGE * stage.word_problems), round(ROWS_PER_STAGE * stage.equations)
+    tasks = base_tasks(recipe.tasks, ROWS_PER_STAGE - arithmetic - bare, stage.seed)
     played = demonstrate(tasks, chat, recipe.protocol, stage.mixture, stage.seed)
-    problems = wordproblems.problems(arithmetic, stage.seed, held_out=False)
-    found = [example(t) for t in played] + [solve(p, chat, recipe.retention, stage.mixture, rng) for p in problems]
-    found += [equations(chat, rng) for _ in range(bare)]
-    rng.shuffle(found)
+    problems = wordproblems.problems(arithmetic * PROBLEMS_PER_ROW, stage.seed, held_out=False)
+    solved = [solve(p, chat, recipe.retention, stage.mixture, rng) for p in problems]
+    rows = [example(t) for t in played] + [equations(chat, rng) for _ in range(bare)]
+    rows += [joined(solved[start : start + PROBLEMS_PER_ROW]) for start in range(0, len(solved), PROBLEMS_PER_ROW)]
+    rng.shuffle(rows)
     strict = sum(t.outcome.strict for t in played) / max(1, len(played))
-    return found, {"demonstrations": len(played), "strict_share": round(strict, 4), "word_problems": len(problems), "equations": bare}
+    return rows, {"demonstrations": len(played), "strict_share": round(strict, 4), "word_problems": len(problems), "equation_rows": bare}
+
+
+def joined(parts: Sequence[Example]) -> Example:
+    """Independent examples one after another in one row."""
+    return Example([token for part in parts for token in part.ids], [taught for part in parts for taught in part.mask])
 
 
 def drills(chat: ChatProtocol, recipe: DemoBase) -> list[Example]:

@@ -1,0 +1,21 @@
+# The adapter as a standalone checkpoint, audited tensor by tensor.
+
+
+rule merge:
+    input:
+        start=f"{R}/start/manifest.json",
+        train=rules.train.output.manifest,
+        section=f"{R}/config/model.json",
+    output:
+        manifest=f"{R}/arms/{{arm}}/seed-{{seed}}/merged/manifest.json",
+        audit=f"{R}/arms/{{arm}}/seed-{{seed}}/merged/merge.json",
+    log:
+        f"{R}/arms/{{arm}}/seed-{{seed}}/merged/log.txt",
+    params:
+        out=subpath(output.manifest, parent=True),
+        code=code_digest("merge_adapter.py"),
+    resources:
+        gpu=1,
+    shell:
+        "python scripts/merge_adapter.py --start {input.start} --train {input.train} --model-section {input.section}"
+        " --out {params.out} 2> {log} | tee -a {log}"

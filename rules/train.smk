@@ -1,0 +1,25 @@
+# GRPO of one arm with one seed; resumable from an undeclared work folder.
+
+
+rule train:
+    input:
+        start=f"{R}/start/manifest.json",
+        tasks=f"{R}/tasks/train/tasks.jsonl",
+        freeze=f"{R}/freeze/train.json",
+        arm=f"{R}/config/arm-{{arm}}.json",
+    output:
+        manifest=f"{R}/arms/{{arm}}/seed-{{seed}}/train/manifest.json",
+        episodes=f"{R}/arms/{{arm}}/seed-{{seed}}/train/episodes.jsonl",
+        steps=f"{R}/arms/{{arm}}/seed-{{seed}}/train/steps.jsonl",
+        adapter=f"{R}/arms/{{arm}}/seed-{{seed}}/train/adapter/adapter_model.safetensors",
+    log:
+        f"{R}/arms/{{arm}}/seed-{{seed}}/train/log.txt",
+    params:
+        out=subpath(output.manifest, parent=True),
+        work=f"{R}/arms/{{arm}}/seed-{{seed}}/work",
+        code=code_digest("train.py"),
+    resources:
+        gpu=1,
+    shell:
+        "python scripts/train.py --arm {wildcards.arm} --seed {wildcards.seed} --arm-section {input.arm} --start {input.start}"
+        " --tasks {input.tasks} --freeze {input.freeze} --work {params.work} --out {params.out} 2> {log} | tee -a {log}"

@@ -1,0 +1,110 @@
+"""From evaluation records to paired comparisons: every candidate against the start policy, on the same items under the same freeze."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from agentrl import statistics, trajectory
+from agentrl.config import Statistics
+from agentrl.manifest import check_files, read_json
+
+AGENT, RETENTION = "agent", "retention"
+
+
+class ComparisonError(ValueError):
+    """Two evaluations cannot be compared; the message names the field in which they differ."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One policy's records on one measure, checked against their manifest."""
+
+    policy: str
+    measure: str
+    """`agent-dev`, `agent-test` or `retention`."""
+    manifest: dict[str, Any]
+    scores: pd.DataFrame
+    """Columns item, trial, score (0 or 1): strict success, or the protocol score of retention."""
+
+
+def load(folder: Path) -> Evaluation:
+    """Read `{policy}/{measure}/` with its manifest. Raises `ManifestError` where a file is not the recorded one."""
+    manifest = read_json(folder / "manifest.json")
+    check_files(folder, manifest["outputs"], folder / "manifest.json")
+    rows = retention_rows(folder / "answers.jsonl") if folder.name == RETENTION else agent_rows(folder / "episodes.jsonl")
+    return Evaluation(manifest["policy"], folder.name, manifest, pd.DataFrame(rows, columns=["item", "trial", "score"]))
+
+
+def agent_rows(path: Path) -> list[tuple[str, int, int]]:
+    """(task, trial, strict success) of every episode."""
+    return [(t.key.task, t.key.trial, int(t.outcome.strict)) for t in trajectory.read(path)]
+
+
+def retention_rows(path: Path) -> list[tuple[str, int, int]]:
+    """(item, 0, protocol score) of every answer."""
+    answers = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [(answer["item"], 0, int(answer["correct"])) for answer in answers]
+
+
+def compare(baseline: Evaluation, candidate: Evaluation, settings: Statistics) -> dict[str, Any]:
+    """Paired comparison of two policies on one measure, as plain data (fractions, not per cent).
+
+    Raises:
+        ComparisonError: the two were not evaluated under the same freeze and data, engine or configuration.
+        StatisticsError: items or trials are missing or doubled.
+    """
+    same_conditions(baseline, candidate)
+    pair = statistics.paired(baseline.scores, candidate.scores)
+    interval = statistics.item_bootstrap(pair.differences, settings.confidence, seed=settings.seed)
+    result = {
+        "items": pair.n,
+        "trials": pair.trials,
+        "baseline": pair.baseline_mean,
+        "candidate": pair.candidate_mean,
+        "difference": pair.difference,
+        "wins": pair.wins,
+        "losses": pair.losses,
+        "ties": pair.ties,
+        "interval": asdict(interval),
+        "mcnemar_p": statistics.mcnemar_exact(pair.wins, pair.losses) if pair.trials == 1 else None,
+    }
+    if candidate.measure == RETENTION:
+        result["zero_drop_gate"] = asdict(statistics.zero_drop_gate(pair))
+    return result
+
+
+def same_conditions(baseline: Evaluation, candidate: Evaluation) -> None:
+    """Refuse a pair that differs in anything but the policy."""
+    for field in ("stage", "config", "engine"):
+        _equal(candidate, field, baseline.manifest[field], candidate.manifest[field])
+    inputs = set(baseline.manifest["inputs"]) - {"policy"}
+    for role in sorted(inputs):
+        _equal(candidate, f"inputs.{role}", baseline.manifest["inputs"][role], candidate.manifest["inputs"].get(role))
+
+
+def _equal(candidate: Evaluation, field: str, left: object, right: object) -> None:
+    if left != right:
+        raise ComparisonError(
+            f"{candidate.policy}/{candidate.measure}: {field} differs from the baseline's (baseline {left}, candidate {right}); "
+            "rerun both evaluations under one freeze"
+        )
+
+
+def compare_study(policies: Path, candidates: Mapping[str, list[str]], measures: list[str], settings: Statistics) -> dict[str, Any]:
+    """Every candidate of every arm on every measure.
+
+    Args:
+        policies: folder with `baseline/` and `{arm}/seed-{seed}/`.
+        candidates: arm -> candidate names `{arm}/seed-{seed}`.
+        measures: evaluated measures.
+        settings: confidence, significance level, seed.
+    """
+    baselines = {measure: load(policies / "baseline" / measure) for measure in measures}
+    return {
+        arm: {name: {m: compare(baselines[m], load(policies / name / m), settings) for m in measures} for name in names}
+        for arm, names in candidates.items()
+    }

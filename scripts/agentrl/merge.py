@@ -1,0 +1,110 @@
+"""Merge a LoRA adapter into a standalone checkpoint, and audit the result tensor by tensor against the start.
+
+Merged in float32, stored in the start's dtype: W' = W + (alpha / r) B A, rounded once. The audit reads both safetensors files anew:
+every targeted weight must have changed, every other tensor must be bit-identical, and the logits of the merged model must agree with
+base + adapter on contexts the policy really saw.
+"""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from agentrl.policy import TOKENIZER_FILES, check_checkpoint
+
+LOGIT_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}
+"""Largest allowed difference of a logit. float32: rounding of two orders of summation. bfloat16: storing W' rounds each weight to
+8 bits, which at Qwen3-1.7B's width moves logits of magnitude 20 by some tenths."""
+
+
+class MergeError(RuntimeError):
+    """The merged checkpoint is not the start plus the adapter; the message names the tensor."""
+
+
+def merge(start: Path, adapter: Path, out: Path, dtype: str) -> None:
+    """Write the merged checkpoint to `out`, tokenizer files copied from the start byte for byte."""
+    base = _load(start, torch.float32)
+    merged = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload(safe_merge=True)
+    shutil.rmtree(out, ignore_errors=True)
+    merged.to(getattr(torch, dtype)).save_pretrained(out)
+    for name in TOKENIZER_FILES:
+        if (start / name).is_file():
+            shutil.copyfile(start / name, out / name)
+
+
+def audit(start: Path, adapter: Path, merged: Path) -> dict[str, Any]:
+    """Compare every stored tensor of two checkpoints. Raises `MergeError` at the first that breaks the rule.
+
+    Returns:
+        Counts: `tensors` stored, `changed` (all of them targets), `identical`, `targets`, and whether the head is tied.
+    """
+    targets = targeted(adapter)
+    before, after = _tensors(start), _tensors(merged)
+    if set(before) != set(after):
+        odd = sorted(set(before) ^ set(after))[0]
+        raise MergeError(f"{merged}: tensor {odd} is stored in only one of start and merged")
+    changed = 0
+    for name in sorted(before):
+        old, new = before[name].get_tensor(name), after[name].get_tensor(name)
+        if old.dtype != new.dtype or old.shape != new.shape:
+            raise MergeError(f"{merged}: {name} is {new.dtype} {tuple(new.shape)}, the start has {old.dtype} {tuple(old.shape)}")
+        same = torch.equal(old, new)
+        if same == (name in targets):
+            raise MergeError(
+                f"{merged}: {name} {'did not change although the adapter targets it' if same else 'changed although nothing targets it'}"
+            )
+        if not torch.isfinite(new).all():
+            raise MergeError(f"{merged}: {name} holds values that are not finite")
+        changed += not same
+    if missing := sorted(targets - set(before)):
+        raise MergeError(f"{adapter}: targets {missing[0]}, which the start does not store")
+    tied = bool(json.loads((start / "config.json").read_text(encoding="utf-8")).get("tie_word_embeddings", False))
+    return {"tensors": len(before), "changed": changed, "identical": len(before) - changed, "targets": len(targets), "tied_head": tied}
+
+
+def targeted(adapter: Path) -> set[str]:
+    """Names of the base weights that an adapter changes, from its own tensors. Raises `MergeError` on an unpaired A or B."""
+    with safe_open(adapter / "adapter_model.safetensors", framework="pt") as tensors:
+        names = list(tensors.keys())
+    found: dict[str, set[str]] = {}
+    for name in names:
+        module, _, part = name.removeprefix("base_model.model.").rpartition(".lora_")
+        found.setdefault(f"{module}.weight", set()).add(part)
+    if odd := sorted(weight for weight, parts in found.items() if parts != {"A.weight", "B.weight"}):
+        raise MergeError(f"{adapter}: {odd[0]} has not exactly one A and one B")
+    return set(found)
+
+
+@torch.inference_mode()
+def logit_gap(start: Path, adapter: Path, merged: Path, contexts: Sequence[Sequence[int]], dtype: str) -> float:
+    """Largest absolute logit difference between merged and base + adapter, over every position of real contexts; computed in float32.
+
+    Raises `MergeError` above the tolerance of the stored dtype.
+    """
+    adapted = PeftModel.from_pretrained(_load(start, torch.float32), str(adapter)).eval()
+    standalone = _load(merged, torch.float32).eval()
+    gap = 0.0
+    for context in contexts:
+        ids = torch.tensor([list(context)])
+        gap = max(gap, float((adapted(input_ids=ids).logits - standalone(input_ids=ids).logits).abs().max()))
+    if not gap <= LOGIT_TOLERANCE[dtype]:
+        raise MergeError(f"{merged}: logits differ from base + adapter by {gap:.4g}, allowed {LOGIT_TOLERANCE[dtype]} in {dtype}")
+    return gap
+
+
+def _load(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(
+        str(folder), dtype=dtype, use_safetensors=True, local_files_only=True, trust_remote_code=False
+    )
+
+
+def _tensors(folder: Path) -> dict[str, Any]:
+    """Stored tensor name -> open safetensors file."""
+    files = [name for name in check_checkpoint(folder) if name.endswith(".safetensors")]
+    return {key: handle for name in files for handle in [safe_open(folder / name, framework="pt")] for key in handle.keys()}  # noqa: SIM118

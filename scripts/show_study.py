@@ -1,0 +1,25 @@
+"""Print a finished study: its summary and the seconds of every stage."""
+
+import argparse
+from pathlib import Path
+
+from agentrl import manifest
+
+
+def main() -> None:
+    """Print summary.md, then one line per stage from the status files, slowest first."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--study", type=Path, required=True, help="results/{study}")
+    args = parser.parse_args()
+    summary = args.study / "summary" / "summary.md"
+    if summary.is_file():
+        print(summary.read_text(encoding="utf-8"))
+    rows = [(manifest.read_json(path)["seconds"], path.parent.relative_to(args.study)) for path in args.study.rglob("status.json")]
+    print("Seconds per stage (last run of each):")
+    for seconds, stage in sorted(rows, reverse=True):
+        print(f"{seconds:8.1f}  {stage}")
+    print(f"{sum(seconds for seconds, _ in rows):8.1f}  in all, start-up of Python and Snakemake not counted")
+
+
+if __name__ == "__main__":
+    manifest.run(main)

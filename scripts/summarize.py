@@ -1,0 +1,28 @@
+"""Write the study's summary from its manifests and comparisons."""
+
+import argparse
+from pathlib import Path
+
+from agentrl import config, manifest, report
+
+
+def main() -> None:
+    """Collect, render, write summary.json and summary.md with their manifest."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--study", type=Path, required=True, help="results/{study}")
+    parser.add_argument("--candidates", nargs="+", required=True)
+    parser.add_argument("--measures", nargs="+", required=True)
+    parser.add_argument("--section", type=Path, required=True, help="config/statistics.json")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    with manifest.stage(args.out, "summarize.py") as stage:
+        settings = config.validate(manifest.read_json(args.section), config.Statistics, str(args.section))
+        summary = report.summarize(args.study, args.candidates, args.measures, settings)
+        manifest.write_json(args.out / "summary.json", summary)
+        manifest.write_text(args.out / "summary.md", report.render(summary))
+        inputs = {"statistics": args.study / "statistics" / "manifest.json"}
+        stage.manifest(inputs, ["summary.json", "summary.md"], settings.model_dump(mode="json"))
+
+
+if __name__ == "__main__":
+    manifest.run(main)
