@@ -1,4 +1,5 @@
 # Demo only: the pipeline makes its own start policy.
+DEMO_THREADS = STUDY.demo_policy.threads
 
 
 rule demo_base:
@@ -11,6 +12,7 @@ rule demo_base:
     params:
         out=subpath(output.manifest, parent=True),
         code=code_digest("train_demo_base.py"),
+    threads: DEMO_THREADS
     resources:
         gpu=1,
     shell:
@@ -28,6 +30,7 @@ rule demo_sft:
     params:
         out=subpath(output.manifest, parent=True),
         code=code_digest("train_demo_sft.py"),
+    threads: DEMO_THREADS
     resources:
         gpu=1,
     shell:

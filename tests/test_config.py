@@ -327,7 +327,7 @@ def alternatives(annotation: Any, value: Any) -> list[Any]:
 WILDCARDS = {"study", "training.seeds", "evaluation.splits"}
 """Keys that only decide which jobs there are and where they write: no job reads them."""
 BASE_TASKS = {"tasks.family", "tasks.quantity", "tasks.unit_price"}
-DEMO = BASE_TASKS | {"model.threads", "protocol", "retention.system", "retention.prompt"}
+DEMO = BASE_TASKS | {"demo_policy.threads", "protocol", "retention.system", "retention.prompt"}
 CONTENT: dict[str, set[str]] = {
     **{name: {name} for name in ("model", "protocol", "decoding", "reward", "training", "evaluation", "retention", "statistics")},
     **{f"tasks-{split}": BASE_TASKS | {"tasks.seed", f"tasks.splits.{split}"} for split in ("train", "dev", "test")},

@@ -176,4 +176,4 @@ def test_judge_counts_every_error_once() -> None:
         calculator(3, error="unparseable", retained=False),
     ]
     outcome = judge(calls, FACTS, 413, 413, "answer", False, False)
-    assert (outcome.tool_errors, outcome.lookup, outcome.calculation, outcome.strict) == (3, True, True, True)
+    assert (outcome.tool_errors, outcome.lookup, outcome.calculation, outcome.strict) == (3, True, True, False)

@@ -195,10 +195,11 @@ def test_a_failed_call_between_costs_reward_and_perhaps_success(say: Say, task: 
 
 
 @pytest.mark.parametrize("breaks", [False, True])
-def test_a_second_call_is_a_failed_call(say: Say, task: Task, breaks: bool) -> None:
+def test_two_calls_in_one_turn_break_success_whatever_follows(say: Say, task: Task, breaks: bool) -> None:
     played = say(task, look_up(task) + PRODUCT, calculate(), answer(), failed_call_breaks_success=breaks)
     assert [call.error for call in played.calls] == [None, "second_call", None]
-    assert played.outcome.strict is not breaks
+    assert (played.outcome.calculation, played.outcome.answer_correct, played.outcome.tool_errors) == (True, True, 1)
+    assert not played.outcome.strict
 
 
 @pytest.mark.parametrize("breaks", [False, True])
@@ -370,7 +371,7 @@ def test_nothing_inserted_makes_a_dishonest_success(say: Say, task: Task, insert
     if not played.outcome.strict:
         return
     said = turns[: len(played.sampled)]
-    assert not any(tag in text for text in said for tag in ("tool_response>", "<|im_start|>"))
+    assert not any(tag in text for text in said for tag in ("<tool_response>", "</tool_response>", "<|im_start|>"))
     assert said[-1].rstrip().endswith("<answer>2700</answer>")
     squeezed = [text.replace(" ", "") for text in said]
     lookups = [i for i, text in enumerate(squeezed) if lookup_call(task.record_id).split("\n")[1].replace(" ", "") in text]

@@ -297,6 +297,8 @@ class DemoStage(Section):
 class DemoPolicy(Section):
     """Recipe of the policy that the pipeline makes itself, so that the whole study runs on a laptop."""
 
+    threads: Positive
+    """CPU threads of the two supervised stages: nothing else runs beside them."""
     architecture: Architecture
     drill: Drill
     base: DemoStage
@@ -500,7 +502,7 @@ def sections(study: Study) -> dict[str, dict[str, Any]]:
     if study.demo_policy is not None:
         recipe = whole["demo_policy"]
         prompt = _part(whole["retention"], RetentionPrompt)
-        job = {"threads": whole["model"]["threads"] or 1, "tasks": base, "protocol": whole["protocol"], "retention": prompt}
+        job = {"threads": recipe["threads"], "tasks": base, "protocol": whole["protocol"], "retention": prompt}
         out["demo-base"] = {**job, "stage": recipe["base"], "architecture": recipe["architecture"], "drill": recipe["drill"]}
         out["demo-sft"] = {**job, "stage": recipe["sft"], "lora": recipe["sft_lora"]}
     return out

@@ -53,7 +53,7 @@ class Outcome:
     calculation: bool
     """Milestone: in a later turn the calculator got exactly the product of the retrieved values."""
     workflow: bool
-    """The successful calls are exactly lookup, then product, one a turn, with nothing invented."""
+    """The successful calls are exactly lookup, then product; never two calls in a turn, nothing invented."""
     answer: int | None
     """Accepted answer of the last turn; None where it is malformed or missing."""
     answer_correct: bool
@@ -170,6 +170,7 @@ def judge(
         calculation
         and len(counted) == 2  # lookup and product, nothing else succeeded
         and not invented
+        and all(call.error != "second_call" for call in calls)  # one call a turn, then wait: asked for by the prompt
         and not (failed_call_breaks_success and _failed_between(calls, lookups[0], products[-1]))
     )
     correct = answer is not None and answer == truth
