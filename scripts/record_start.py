@@ -21,9 +21,8 @@ def main() -> None:
         link = args.out / policy.CHECKPOINT
         link.unlink(missing_ok=True)
         link.symlink_to(folder)
-        stage.manifest(
-            {"section": args.section}, [f"{policy.CHECKPOINT}/{name}" for name in files], section.model_dump(mode="json"), {"steps": 0}
-        )
+        outputs = [*(f"{policy.CHECKPOINT}/{name}" for name in files), *policy.copy_tokenizer(folder, args.out)]
+        stage.manifest({"section": args.section}, outputs, section.model_dump(mode="json"), {"steps": 0})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agentrl import config, manifest
 from agentrl.demo import policy as demo
-from agentrl.policy import CHECKPOINT, check_checkpoint, check_policy, load_model, load_tokenizer
+from agentrl.policy import CHECKPOINT, check_checkpoint, check_policy, copy_tokenizer, load_model, load_tokenizer
 from agentrl.protocol import ChatProtocol
 
 
@@ -28,6 +28,7 @@ def main() -> None:
             losses = demo.train(adapted, tokenizer, examples, recipe.stage, recipe.stage.seed, Path(work))
         demo.save(adapted.merge_and_unload(), tokenizer, args.out / CHECKPOINT)
         outputs = [f"{CHECKPOINT}/{name}" for name in check_checkpoint(args.out / CHECKPOINT)]
+        outputs += copy_tokenizer(args.out / CHECKPOINT, args.out)
         inputs = {"recipe": args.recipe, "base": args.base}
         stage.manifest(inputs, outputs, recipe.model_dump(mode="json"), {"examples": contents, "loss": losses, "steps": 0})
 

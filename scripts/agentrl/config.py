@@ -290,7 +290,9 @@ class DemoStage(Section):
     word_problems: Share
     """Share of word problems among the examples."""
     equations: Share
-    """Share of bare equations; what remains are agent trajectories."""
+    """Share of bare equations."""
+    tails: Share
+    """Share of trajectories without their prompt; what remains are whole trajectories."""
     mixture: Mixture
 
 

@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +31,14 @@ from trl import GRPOConfig, GRPOTrainer
 
 from agentrl import trajectory
 from agentrl.config import Decoding, Model, TrainingSettings
-from agentrl.health import StepRecord, group_advantages
-from agentrl.manifest import write_json
+from agentrl.health import StepRecord, advantage_tolerances, group_advantages
+from agentrl.manifest import write_json, write_text
 from agentrl.rollout import Rollout
 from agentrl.tasks import Task
 from agentrl.trajectory import Key, Trajectory
 
 _log = logging.getLogger(__name__)
 EPISODES, STEPS, COMPLETE = "episodes.jsonl", "steps.jsonl", "complete.json"
-ADVANTAGE_TOLERANCE = 1e-4
-"""TRL computes advantages in float32, the check in float64."""
 
 RewardRule = Callable[[Trajectory], float]
 
@@ -96,16 +95,19 @@ class Recorder:
         rows = inputs["episode"].tolist()
         if sorted(rows) != list(range(len(self.batch))):
             raise BoundaryError(f"the loss got rows {sorted(rows)} of {len(self.batch)} recorded episodes")
-        expected = group_advantages([_reward(episode) for episode in self.batch], self.settings)
+        rewards = [_reward(episode) for episode in self.batch]
+        expected, tolerance = group_advantages(rewards, self.settings), advantage_tolerances(rewards, self.settings)
         checked: list[Trajectory | None] = [None] * len(rows)
         for position, row in enumerate(rows):
             episode, advantage = self.batch[row], float(inputs["advantages"][position])
             _compare(episode, "prompt ids", episode.prompt_ids, _kept(inputs, "prompt_ids", "prompt_mask", position))
             _compare(episode, "completion ids", episode.completion_ids, _kept(inputs, "completion_ids", "completion_mask", position))
-            _compare(episode, "loss mask", episode.loss_mask, _kept(inputs, "tool_mask", "completion_mask", position))
-            if abs(advantage - expected[row]) > ADVANTAGE_TOLERANCE:
+            mask = _kept(inputs, "tool_mask", "completion_mask", position)
+            _compare(episode, "loss mask", episode.loss_mask, mask)
+            if not abs(advantage - expected[row]) <= tolerance[row]:  # NaN compares false
                 raise BoundaryError(f"{episode.key}: TRL's advantage {advantage}, recorded rewards give {expected[row]}")
-            checked[row] = replace(episode, advantage=round(advantage, 6))
+            runs = [[value, len(list(run))] for value, run in groupby(mask)]
+            checked[row] = replace(episode, advantage=round(advantage, 6), loss_runs=runs)
         recorded = [episode for episode in checked if episode is not None]
         with open(self.work / EPISODES, "a", encoding="utf-8") as stream:
             trajectory.append(stream, recorded)
@@ -268,4 +270,4 @@ def rewind(work: Path, step: int) -> None:
         path = work / name
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
         whole = [line for line in lines if line.endswith("\n")]
-        path.write_text("".join(line for line in whole if kept(json.loads(line))), encoding="utf-8")
+        write_text(path, "".join(line for line in whole if kept(json.loads(line))))  # a kill here must not cost what is kept

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from agentrl.sources import code_digest
 
@@ -101,14 +101,25 @@ def locked(folder: str | Path) -> Iterator[None]:
 
     Waiting rather than refusing: the clean-up of a refused job could delete the running one's outputs.
     """
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    with open(Path(folder) / ".lock", "w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _log.info("%s: another process is writing here; waiting for it to end", folder)
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
+    path = Path(folder) / ".lock"
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "w") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _log.info("%s: another process is writing here; waiting for it to end", folder)
+                fcntl.flock(stream, fcntl.LOCK_EX)
+            if _still_there(path, stream):  # a run that has published its results removes its folder, lock file included
+                yield
+                return
+
+
+def _still_there(path: Path, stream: IO[str]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(stream.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 class Stage:

@@ -3,6 +3,7 @@
 Only safetensors are read, nothing is fetched, no code from a checkpoint runs.
 """
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from agentrl.manifest import ManifestError, check_files, read_json
 
 CHECKPOINT = "model"
 """Folder of the checkpoint beside the policy's manifest."""
+TOKENIZER = "tokenizer"
+"""Folder of the start's tokenizer files, kept beside its manifest."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "vocab.json", "merges.txt")
 _FETCHED = ("*.safetensors", "*.json", "*.jinja", "*.txt")
 _INDEX = "model.safetensors.index.json"
@@ -44,7 +47,7 @@ def locate(section: Model) -> Path:
 
 
 def check_checkpoint(folder: Path) -> list[str]:
-    """Names of the checkpoint's files. Refuses one that is missing, half-written, pickled or without a chat template."""
+    """Names of the checkpoint's files. Refuses one that is missing, half-written, pickled or without a tokenizer."""
     if not (folder / "config.json").is_file():
         raise PolicyError(f"{folder}: no config.json, so no checkpoint; give the folder that save_pretrained wrote")
     weights = _weight_files(folder)
@@ -92,6 +95,15 @@ def load_model(folder: str | Path, section: Model) -> PreTrainedModel:
         str(folder), dtype=getattr(torch, section.dtype), use_safetensors=True, local_files_only=True, trust_remote_code=False
     )
     return model.to(section.device).eval()
+
+
+def copy_tokenizer(checkpoint: Path, out: Path) -> list[str]:
+    """Keep the tokenizer beside the evidence, byte for byte: whoever verifies a study needs it, but no weights. Names below `out`."""
+    (out / TOKENIZER).mkdir(parents=True, exist_ok=True)
+    names = [name for name in TOKENIZER_FILES if (checkpoint / name).is_file()]
+    for name in names:
+        shutil.copyfile(checkpoint / name, out / TOKENIZER / name)
+    return [f"{TOKENIZER}/{name}" for name in names]
 
 
 def check_policy(manifest: str | Path) -> tuple[Path, dict[str, Any]]:

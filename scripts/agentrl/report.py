@@ -58,18 +58,18 @@ def summarize(study: Path, candidates: Sequence[str], measures: Sequence[str], s
 
 def findings(pairs: Mapping[str, Mapping[str, Any]], placebos: Sequence[str], judged: str, alpha: float) -> list[str]:
     """Plain sentences about every candidate; none claims more than its own comparison shows."""
-    gained = [name for name in placebos if _gained(pairs[name][judged], alpha)]
+    caveat = "for this one training run"
+    if any(_gained(pairs[name][judged], alpha) for name in placebos):
+        caveat = "but the placebo forbids a verdict"
     sentences = []
     if not placebos:
+        caveat = "but without a placebo there is no verdict"
         sentences.append("No arm with random reward was run, so a gain cannot be told from mere training: no verdict.")
     for name in placebos:
-        what = (
-            "gained although its reward was random: no verdict on any arm" if name in gained else "shows no gain beyond chance, as it must"
-        )
-        sentences.append(f"Placebo {name} {what} ({_change(pairs[name][judged])}).")
+        sentences.append(f"Placebo {name} {_placebo(pairs[name][judged], alpha)} ({_change(pairs[name][judged])}).")
     for name in pairs:
         if name not in placebos:
-            verdict = _verdict(pairs[name][judged], bool(gained) or not placebos, alpha)
+            verdict = _verdict(pairs[name][judged], caveat, alpha)
             sentences.append(f"{name}: agent success {verdict} ({_change(pairs[name][judged])}).")
     sentences += [_retention(name, pair["retention"]) for name, pair in pairs.items() if "retention" in pair]
     return sentences
@@ -79,15 +79,19 @@ def _gained(pair: Mapping[str, Any], alpha: float) -> bool:
     return pair["difference"] > 0 and pair["mcnemar_p"] is not None and pair["mcnemar_p"] < alpha
 
 
-def _verdict(pair: Mapping[str, Any], withheld: bool, alpha: float) -> str:
+def _placebo(pair: Mapping[str, Any], alpha: float) -> str:
     if pair["mcnemar_p"] is None:
         return "has no test yet for several trials per item; see the interval"
     if _gained(pair, alpha):
-        return (
-            "rose beyond chance of the items, but the placebo forbids a verdict"
-            if withheld
-            else "rose beyond chance of the items, for this one training run"
-        )
+        return "gained although its reward was random: no verdict on any arm"
+    return "shows no gain beyond chance, as it must"
+
+
+def _verdict(pair: Mapping[str, Any], caveat: str, alpha: float) -> str:
+    if pair["mcnemar_p"] is None:
+        return "has no test yet for several trials per item; see the interval"
+    if _gained(pair, alpha):
+        return f"rose beyond chance of the items, {caveat}"
     if pair["difference"] < 0 and pair["mcnemar_p"] < alpha:
         return "fell beyond chance of the items"
     return "did not change by more than these items can tell from chance"

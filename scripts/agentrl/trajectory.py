@@ -65,6 +65,8 @@ class Trajectory:
     """Training only: the reward of the arm."""
     advantage: float | None = None
     """Training only: group-relative advantage the loss was given."""
+    loss_runs: list[list[int]] | None = None
+    """Training only: the loss mask as TRL held it when the loss was computed, as [value, length] runs over the completion."""
     version: int = field(default=VERSION)
 
     @property

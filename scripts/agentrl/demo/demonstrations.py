@@ -118,6 +118,12 @@ def example(trajectory: Trajectory) -> Example:
     return Example(prompt + trajectory.completion_ids, [0] * len(prompt) + trajectory.loss_mask)
 
 
+def tail(trajectory: Trajectory) -> Example:
+    """A trajectory from its first observation on: the steps that copy values, without the prompt that makes rows long."""
+    whole, first = example(trajectory), len(trajectory.prompt_ids) + len(trajectory.sampled[0].ids)
+    return Example(whole.ids[first:], whole.mask[first:])
+
+
 def encode_turn(chat: ChatProtocol, text: str) -> list[int]:
     """Ids of one assistant turn, end of turn included."""
     return list(chat.tokenizer.encode(text + END_OF_TURN, add_special_tokens=False))

@@ -1,0 +1,270 @@
+"""The real DAG, run small once (`tests/micro.yaml`), and what a user may do to it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from agentrl import comparison, statistics
+from agentrl.config import DemoBase, read_yaml, sections, validate
+from agentrl.evaluation import measures
+from agentrl.trajectory import read
+
+ROOT = Path(__file__).resolve().parents[1]
+COPIED = ("Snakefile", "rules", "scripts", "config.yaml", "profiles", "tests/micro.yaml")
+STUDY = "results/micro"
+ARMS = ("pilot", "placebo")
+
+
+def snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the workflow of one copy; output and errors together."""
+    command = [sys.executable, "-m", "snakemake", "--cores", "2", "--configfile", "config.yaml", "tests/micro.yaml", *arguments]
+    return subprocess.run(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=800, check=False)
+
+
+def copy_project(target: Path) -> Path:
+    for name in COPIED:
+        source, destination = ROOT / name, target / name
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(source, destination)
+    return target
+
+
+@pytest.fixture(scope="session")
+def micro(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished micro study in a copy of the project. Tests that change it work on a copy of their own."""
+    folder = copy_project(tmp_path_factory.mktemp("micro"))
+    done = snakemake(folder, "--show-failed-logs")
+    assert done.returncode == 0, done.stdout[-6000:]
+    return folder
+
+
+@pytest.fixture
+def own(micro: Path, tmp_path: Path) -> Path:
+    """A private copy of the finished study, Snakemake's metadata included."""
+    return Path(shutil.copytree(micro, tmp_path / "own", symlinks=True))
+
+
+def load(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_a_second_run_does_nothing(micro: Path) -> None:
+    assert "Nothing to be done" in snakemake(micro).stdout
+
+
+def test_the_summary_tells_the_counts_of_the_evidence(micro: Path) -> None:
+    summary = load(micro / STUDY / "summary/summary.json")
+    for policy, found in summary["policies"].items():
+        for split in ("dev", "test"):
+            episodes = list(read(micro / STUDY / "policies" / policy / f"agent-{split}" / "episodes.jsonl"))
+            assert found[f"agent-{split}"] == measures(episodes)
+    text = (micro / STUDY / "summary/summary.md").read_text(encoding="utf-8")
+    assert all(sentence in text for sentence in [*summary["findings"], *summary["limits"]])
+
+
+def test_the_summary_holds_no_raw_task(micro: Path) -> None:
+    text = "".join((micro / STUDY / "summary" / name).read_text(encoding="utf-8") for name in ("summary.md", "summary.json"))
+    tasks = [
+        json.loads(line) for path in micro.glob(f"{STUDY}/tasks/*/tasks.jsonl") for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+    assert len(tasks) == 30
+    assert not [task["id"] for task in tasks if task["record_id"] in text or task["question"] in text]
+
+
+def test_every_episode_is_there_exactly_once(micro: Path) -> None:
+    for policy in ("baseline", *(f"{arm}/seed-3" for arm in ARMS)):
+        keys = [
+            (e.key.policy, e.key.step, e.key.task, e.key.trial)
+            for e in read(micro / STUDY / "policies" / policy / "agent-test/episodes.jsonl")
+        ]
+        assert len(keys) == len(set(keys)) == 8
+        assert {key[:2] for key in keys} == {(policy, 0 if policy == "baseline" else 3)}
+
+
+def test_training_recorded_every_group(micro: Path) -> None:
+    for arm in ARMS:
+        folder = micro / STUDY / "arms" / arm / "seed-3" / "train"
+        manifest, episodes = load(folder / "manifest.json"), list(read(folder / "episodes.jsonl"))
+        assert len(episodes) == manifest["episodes"] == 24
+        assert manifest["unique_tasks"] == 6
+        assert manifest["strict_success"] == sum(e.outcome.strict for e in episodes)
+        assert manifest["mean_reward"] == pytest.approx(sum(e.reward or 0 for e in episodes) / 24, abs=1e-6)
+        assert [e.key.trial for e in episodes] == [0, 1, 2, 3] * 6
+        assert {e.key.step for e in episodes} == {0, 1, 2}
+
+
+def test_the_policy_of_the_micro_study_can_call_its_tools(micro: Path) -> None:
+    """Guards the other tests here: with a policy that never calls, most of them would pass on nothing."""
+    episodes = [e for split in ("dev", "test") for e in read(micro / STUDY / f"policies/baseline/agent-{split}/episodes.jsonl")]
+    assert sum(e.outcome.lookup for e in episodes) >= 4
+
+
+def test_both_arms_differ_only_in_their_reward(micro: Path) -> None:
+    pilot, placebo = (load(micro / STUDY / f"arms/{arm}/seed-3/train/manifest.json") for arm in ARMS)
+    assert {key for key in pilot["config"] if pilot["config"][key] != placebo["config"][key]} == {"arm"}
+    assert {role for role in pilot["inputs"] if pilot["inputs"][role] != placebo["inputs"][role]} == {"arm"}
+    first = [next(iter(read(micro / STUDY / f"arms/{arm}/seed-3/train/episodes.jsonl"))) for arm in ARMS]
+    assert first[0].completion_ids == first[1].completion_ids, "the first step samples from the same policy with the same keys"
+
+
+def test_merge_changed_every_target_and_nothing_else(micro: Path) -> None:
+    for arm in ARMS:
+        audit = load(micro / STUDY / f"arms/{arm}/seed-3/merged/merge.json")
+        assert (audit["changed"], audit["targets"], audit["tied_head"]) == (14, 14, True)
+        start = load_file(micro / STUDY / "start/model/model.safetensors")
+        assert audit["tensors"] == len(start) == audit["changed"] + audit["identical"]
+
+
+def test_baseline_and_candidates_are_compared_under_one_freeze(micro: Path) -> None:
+    manifests = [load(path) for path in micro.glob(f"{STUDY}/policies/**/agent-test/manifest.json")]
+    assert len(manifests) == 3
+    assert len({json.dumps([m["config"], m["inputs"]["freeze"], m["inputs"]["tasks"], m["engine"]]) for m in manifests}) == 1
+    assert len({m["inputs"]["policy"] for m in manifests}) == 3
+
+
+def test_statistics_follow_from_the_episodes(micro: Path) -> None:
+    found = load(micro / STUDY / "statistics/comparison.json")["pilot"]["pilot/seed-3"]["agent-test"]
+    baseline, candidate = (comparison.load(micro / STUDY / "policies" / name / "agent-test") for name in ("baseline", "pilot/seed-3"))
+    pair = statistics.paired(baseline.scores, candidate.scores)
+    assert (found["wins"], found["losses"], found["difference"]) == (pair.wins, pair.losses, pair.difference)
+
+
+def train_command(folder: Path) -> list[str]:
+    base = folder / STUDY
+    arguments = {
+        "arm": "pilot", "seed": "3", "arm-section": f"{base}/config/arm-pilot.json", "start": f"{base}/start/manifest.json",
+        "tasks": f"{base}/tasks/train/tasks.jsonl", "freeze": f"{base}/freeze/train.json", "work": f"{base}/arms/pilot/seed-3/work",
+        "out": f"{base}/arms/pilot/seed-3/train",
+    }  # fmt: skip
+    return [sys.executable, "scripts/train.py", *(part for name, value in arguments.items() for part in (f"--{name}", value))]
+
+
+def test_training_killed_in_the_middle_resumes_to_the_same_bytes(own: Path) -> None:
+    out, work = own / STUDY / "arms/pilot/seed-3/train", own / STUDY / "arms/pilot/seed-3/work"
+    expected = load(out / "manifest.json")
+    shutil.rmtree(out)
+    running = subprocess.Popen(train_command(own), cwd=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    deadline = time.monotonic() + 300
+    while not list(work.glob("*/checkpoint-1/complete.json")):
+        assert running.poll() is None, running.communicate()[0].decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.communicate()
+    subprocess.run(train_command(own), cwd=own, check=True, capture_output=True)
+    assert load(out / "manifest.json") == expected
+    assert load(out / "provenance.json")["resumed_from_step"] >= 1
+    assert not list(work.glob("*/checkpoint-*")), "a finished run leaves no work folder"
+
+
+def run_evaluation(folder: Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    base = folder / STUDY
+    arguments = {
+        "name": "baseline", "policy": f"{base}/start/manifest.json", "tasks": f"{base}/tasks/test/tasks.jsonl",
+        "freeze": f"{base}/freeze/agent-test.json", "out": f"{folder}/evaluation", **changes,
+    }  # fmt: skip
+    command = [sys.executable, "scripts/evaluate_agent.py", *(part for name, value in arguments.items() for part in (f"--{name}", value))]
+    return subprocess.run(command, cwd=folder, text=True, capture_output=True, check=False)
+
+
+def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    """One clear line on stderr, no traceback, exit code 1."""
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    error = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(error) == 1
+    assert all(word in error[0] for word in words), error[0]
+
+
+def test_an_evaluation_repeated_gives_the_same_manifest(own: Path) -> None:
+    assert run_evaluation(own).returncode == 0
+    again, first = own / "evaluation/manifest.json", own / STUDY / "policies/baseline/agent-test/manifest.json"
+    assert again.read_bytes() == first.read_bytes()
+
+
+def test_a_task_file_changed_after_its_freeze_is_refused(own: Path) -> None:
+    tasks = own / STUDY / "tasks/test/tasks.jsonl"
+    tasks.write_text(tasks.read_text(encoding="utf-8").replace("Bestellung", "Order", 1), encoding="utf-8")
+    refused(run_evaluation(own), "tasks.jsonl", "agent-test.json", "expected sha256")
+    assert load(own / "evaluation/status.json")["state"] == "failed"
+
+
+def test_a_half_written_checkpoint_is_refused(own: Path) -> None:
+    weights = own / STUDY / "start/model/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    refused(run_evaluation(own), "model.safetensors", "expected sha256")
+
+
+def test_a_missing_checkpoint_is_refused(own: Path) -> None:
+    shutil.rmtree(own / STUDY / "start/model")
+    refused(run_evaluation(own), "missing")
+
+
+def test_cuda_on_a_cpu_worker_is_refused(own: Path) -> None:
+    freeze = own / STUDY / "freeze/agent-test.json"
+    content = load(freeze)
+    content["config"]["model"]["device"] = "cuda"
+    freeze.write_text(json.dumps(content), encoding="utf-8")
+    refused(run_evaluation(own), "model.device", "cuda", "no GPU")
+
+
+def test_a_work_folder_of_another_freeze_is_refused(own: Path) -> None:
+    running = subprocess.Popen(train_command(own), cwd=own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    work = own / STUDY / "arms/pilot/seed-3/work"
+    while not list(work.glob("*/key.json")):
+        assert running.poll() is None
+        time.sleep(0.05)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+    (key,) = work.glob("*/key.json")
+    key.write_text(json.dumps({**load(key), "train.json": "0" * 64}), encoding="utf-8")
+    done = subprocess.run(train_command(own), cwd=own, text=True, capture_output=True, check=False)
+    refused(done, "work folder of another freeze", "train.json", "0" * 64)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("trainig={steps: 2}", ("trainig", "unknown key")),
+        ("training={group_size: 3}", ("training", "group_size 3 does not divide batch_size 8")),
+        ("protocol={budget: many}", ("protocol.budget", '"many"')),
+        ("tasks={family: nonsense}", ("tasks", "nonsense")),
+    ],
+)
+def test_a_config_mistake_is_a_message_before_any_job(micro: Path, override: str, words: tuple[str, ...]) -> None:
+    done = snakemake(micro, "-n", "--config", override)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stdout
+    assert all(word in done.stdout for word in words), done.stdout
+
+
+def test_an_unconfigured_seed_is_refused_not_planned(micro: Path) -> None:
+    done = snakemake(micro, "-n", f"{STUDY}/arms/pilot/seed-99/train/manifest.json")
+    assert done.returncode == 1
+    assert "seed-99" in done.stdout
+
+
+def test_an_edited_reward_retrains_but_leaves_the_baseline(micro: Path) -> None:
+    done = snakemake(micro, "-n", "--quiet", "rules", "--config", "reward={lookup: 0.2}")
+    planned = {
+        line.split()[0]: int(line.split()[1]) for line in done.stdout.splitlines() if len(line.split()) == 2 and line.split()[1].isdigit()
+    }
+    assert planned["train"] == 2
+    assert planned["evaluate_agent"] == 4, "two candidates on two splits; the baseline stays"
+    assert "demo_base" not in planned
+
+
+def test_the_micro_recipe_is_one_the_demo_validates() -> None:
+    study = validate(read_yaml(ROOT / "config.yaml", ROOT / "tests/micro.yaml"))
+    assert validate(sections(study)["demo-base"], DemoBase).drill.steps > 0
