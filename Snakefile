@@ -7,6 +7,7 @@ include: "rules/evaluate.smk"
 include: "rules/train.smk"
 include: "rules/merge.smk"
 include: "rules/statistics.smk"
+include: "rules/verify.smk"
 include: "rules/report.smk"
 
 

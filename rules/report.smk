@@ -3,6 +3,7 @@
 
 rule summary:
     input:
+        verified=rules.verify.output,
         statistics=rules.statistics.output.manifest,
         evaluations=rules.statistics.input.evaluations,
         training=expand(f"{R}/arms/{{policy}}/train/manifest.json", policy=CANDIDATES),

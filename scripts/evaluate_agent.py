@@ -7,7 +7,7 @@ from pathlib import Path
 from agentrl import config, evaluation, manifest, policy, tasks, trajectory
 from agentrl.engine.transformers import TransformersEngine
 from agentrl.freeze import Frozen
-from agentrl.protocol import ChatProtocol
+from agentrl.protocol import ChatProtocol, load_tokenizer
 from agentrl.rollout import Rollout
 
 
@@ -26,7 +26,7 @@ def main() -> None:
         frozen.check({"data": args.tasks}, {"tokenizer": folder})
         split = tasks.read_tasks(args.tasks)
         decoding, settings = frozen.section("decoding", config.Decoding), frozen.section("evaluation", config.EvaluationShape)
-        tokenizer = policy.load_tokenizer(folder)
+        tokenizer = load_tokenizer(folder)
         chat = ChatProtocol(tokenizer)
         model = policy.load_model(folder, frozen.section("model", config.Model))
         engine = TransformersEngine(model, decoding, chat.stop_ids, tokenizer.pad_token_id)

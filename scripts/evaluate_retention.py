@@ -9,7 +9,7 @@ from pathlib import Path
 from agentrl import config, manifest, policy, retention
 from agentrl.engine.transformers import TransformersEngine
 from agentrl.freeze import Frozen
-from agentrl.protocol import ChatProtocol
+from agentrl.protocol import ChatProtocol, load_tokenizer
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
         folder, recorded = policy.check_policy(args.policy)
         frozen.check({"data": args.items}, {"tokenizer": folder})
         items, section = retention.read_items(args.items), frozen.section("retention", config.Retention)
-        tokenizer = policy.load_tokenizer(folder)
+        tokenizer = load_tokenizer(folder)
         chat = ChatProtocol(tokenizer)
         model = policy.load_model(folder, frozen.section("model", config.Model))
         engine = TransformersEngine(model, section.decoding, chat.stop_ids, tokenizer.pad_token_id)

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from agentrl import config, manifest, policy
-from agentrl.protocol import ChatProtocol
+from agentrl.protocol import ChatProtocol, load_tokenizer
 
 
 def main() -> None:
@@ -17,7 +17,7 @@ def main() -> None:
         section = config.validate(manifest.read_json(args.section), config.Model, str(args.section))
         folder = policy.locate(section)
         files = policy.check_checkpoint(folder)
-        ChatProtocol(policy.load_tokenizer(folder))
+        ChatProtocol(load_tokenizer(folder))
         link = args.out / policy.CHECKPOINT
         link.unlink(missing_ok=True)
         link.symlink_to(folder)

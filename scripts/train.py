@@ -12,7 +12,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experi
 from agentrl import config, grpo, health, manifest, policy, tasks
 from agentrl.engine.transformers import TransformersEngine
 from agentrl.freeze import Frozen
-from agentrl.protocol import ChatProtocol
+from agentrl.protocol import ChatProtocol, load_tokenizer
 from agentrl.reward import REWARDS
 from agentrl.rollout import Rollout
 from agentrl.work import WorkFolder
@@ -54,16 +54,14 @@ def train(args: argparse.Namespace, frozen: Frozen, arm: config.Arm, folder: Pat
     """Run or resume GRPO; save the adapter in the work folder; names of adapter tensors that did not change."""
     settings, decoding = frozen.section("training", config.TrainingSettings), frozen.section("decoding", config.Decoding)
     protocol, device = frozen.section("protocol", config.Protocol), frozen.section("model", config.Model)
-    tokenizer = policy.load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
     chat, model = ChatProtocol(tokenizer), policy.load_model(folder, device)
     rollout = Rollout(TransformersEngine(model, decoding, chat.stop_ids, tokenizer.pad_token_id), chat, protocol)
     reward = partial(REWARDS[arm.reward], frozen.section("reward", config.Reward))
     recorder = grpo.Recorder(rollout, tasks.read_tasks(args.tasks), reward, f"{args.arm}/seed-{args.seed}", args.seed, work.path, settings)
     trainer = grpo.trainer(model, tokenizer, recorder, settings, decoding, protocol.budget, device)
     initial = grpo.adapter_state(trainer.model)
-    checkpoint, work.resumed = grpo.last_checkpoint(work.path)
-    grpo.rewind(work.path, work.resumed)
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    work.resumed = grpo.train(trainer, work.path)
     trainer.model.save_pretrained(work.path / "adapter")
     final = grpo.adapter_state(trainer.model)
     return [name for name, tensor in final.items() if tensor.equal(initial[name])]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from agentrl import config, manifest
 from agentrl.demo import policy as demo
-from agentrl.policy import CHECKPOINT, check_checkpoint, check_policy, copy_tokenizer, load_model, load_tokenizer
-from agentrl.protocol import ChatProtocol
+from agentrl.policy import CHECKPOINT, check_checkpoint, check_policy, copy_tokenizer, load_model
+from agentrl.protocol import ChatProtocol, load_tokenizer
 
 
 def main() -> None:

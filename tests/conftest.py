@@ -6,6 +6,7 @@ from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import micro_study
 import pytest
 import qwen3_tokenizer
 import torch
@@ -116,3 +117,12 @@ def say(study: Study, chat: ChatProtocol) -> Say:
         return rollout.play([task], [Key("baseline", 0, task.split, task.id, 0, 42)])[0]
 
     return play
+
+
+@pytest.fixture(scope="session")
+def micro(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished micro study in a copy of the project. Tests that change it work on a copy of their own."""
+    folder = micro_study.copy_project(tmp_path_factory.mktemp("micro"))
+    done = micro_study.snakemake(folder, "--show-failed-logs")
+    assert done.returncode == 0, done.stdout[-6000:]
+    return folder

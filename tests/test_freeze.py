@@ -87,10 +87,17 @@ def test_a_change_is_refused_by_name_with_both_digests(frozen: Frozen, given: Pa
     assert f"expected sha256 {expected}, found {digest(path)}" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["tasks.jsonl", "model/tokenizer.json"])
-def test_a_missing_file_is_refused_by_name(frozen: Frozen, given: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("tasks.jsonl", "{path}.*found no file"),
+        ("model/tokenizer.json", "{path}: missing"),
+        (f"lib/{CODE}", f"installed {CODE}.*found no file"),
+    ],
+)
+def test_a_missing_file_is_refused_by_name(frozen: Frozen, given: Path, name: str, found: str) -> None:
     (given / name).unlink()
-    with pytest.raises((FreezeError, ManifestError), match=f"{given / name}.*missing"):
+    with pytest.raises((FreezeError, ManifestError), match=found.format(path=given / name)):
         check(frozen, given)
 
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from micro_study import snakemake
 from safetensors.torch import load_file
 
 from agentrl import comparison, statistics
@@ -18,35 +19,8 @@ from agentrl.evaluation import measures
 from agentrl.trajectory import read
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("Snakefile", "rules", "scripts", "config.yaml", "profiles", "tests/micro.yaml")
 STUDY = "results/micro"
 ARMS = ("pilot", "placebo")
-
-
-def snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the workflow of one copy; output and errors together."""
-    command = [sys.executable, "-m", "snakemake", "--cores", "2", "--configfile", "config.yaml", "tests/micro.yaml", *arguments]
-    return subprocess.run(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=800, check=False)
-
-
-def copy_project(target: Path) -> Path:
-    for name in COPIED:
-        source, destination = ROOT / name, target / name
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy2(source, destination)
-    return target
-
-
-@pytest.fixture(scope="session")
-def micro(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished micro study in a copy of the project. Tests that change it work on a copy of their own."""
-    folder = copy_project(tmp_path_factory.mktemp("micro"))
-    done = snakemake(folder, "--show-failed-logs")
-    assert done.returncode == 0, done.stdout[-6000:]
-    return folder
 
 
 @pytest.fixture

@@ -65,12 +65,12 @@ class Frozen:
     def check(self, files: Mapping[str, str | Path], folders: Mapping[str, Path]) -> None:
         """Compare what the stage was given, and the installed upstream code, with the freeze. Raises `FreezeError` or `ManifestError`."""
         for role, path in files.items():
-            self._equal(f"{role} ({path})", self.content["files"][role], sha256(path), "restore the file, or rerun from the freeze on")
+            self._equal(f"{role} ({path})", self.content["files"][role], _digest(path), "restore the file, or rerun from the freeze on")
         for role, folder in folders.items():
             check_files(folder, self.content["folders"][role], self.path)
         for name, expected in self.content["upstream"].items():
             self._equal(
-                f"installed {name}", expected, sha256(_installed(name)), "use the environment the study was frozen with, or freeze anew"
+                f"installed {name}", expected, _digest(_installed(name)), "use the environment the study was frozen with, or freeze anew"
             )
 
     def _equal(self, what: str, expected: str, found: str, advice: str) -> None:
@@ -81,6 +81,10 @@ class Frozen:
 def present(folder: Path, names: Iterable[str]) -> list[str]:
     """Those of `names` that exist in a folder."""
     return [name for name in names if (folder / name).is_file()]
+
+
+def _digest(path: str | Path) -> str:
+    return sha256(path) if Path(path).is_file() else "no file"
 
 
 def _installed(name: str) -> Path:

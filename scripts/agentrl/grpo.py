@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import transformers
 from datasets import Dataset
-from peft import LoraConfig
+from peft import LoraConfig, load_peft_weights, set_peft_model_state_dict
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -251,6 +251,20 @@ def trainer(
 def recorded_reward(reward: list[float], **_: Any) -> list[float]:
     """TRL's reward function: the rewards of the records, decided where the episode was played."""
     return reward
+
+
+def train(made: RecordedTrainer, work: Path) -> int:
+    """Run to the last step from the newest complete checkpoint on; returns the step it was resumed from.
+
+    A run that was killed after its last step gets its adapter back only: `Trainer.train` would take one step more.
+    """
+    checkpoint, step = last_checkpoint(work)
+    rewind(work, step)
+    if checkpoint is not None and step >= made.args.max_steps:
+        set_peft_model_state_dict(made.model, load_peft_weights(str(checkpoint), device="cpu"))
+    else:
+        made.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    return step
 
 
 def adapter_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:

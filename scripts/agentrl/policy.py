@@ -11,7 +11,7 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError, safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.config import Model
 from agentrl.manifest import ManifestError, check_files, read_json
@@ -78,11 +78,6 @@ def _check_weights(path: Path) -> None:
                 raise PolicyError(f"{path}: holds no tensor")
     except (SafetensorError, OSError) as error:
         raise PolicyError(f"{path}: incomplete or damaged ({error}); copy or save the checkpoint again") from None
-
-
-def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
-    """Tokenizer of a checkpoint folder; nothing is fetched."""
-    return AutoTokenizer.from_pretrained(str(folder), padding_side="left", local_files_only=True, trust_remote_code=False)
 
 
 def load_model(folder: str | Path, section: Model) -> PreTrainedModel:

@@ -9,10 +9,11 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import get_json_schema
 
 from agentrl.environment import TOOLS, Environment, Request
@@ -124,6 +125,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
+
+
+def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
+    """Tokenizer of a checkpoint folder; nothing is fetched."""
+    return AutoTokenizer.from_pretrained(str(folder), padding_side="left", local_files_only=True, trust_remote_code=False)
 
 
 class ChatProtocol:

@@ -65,8 +65,7 @@ def findings(pairs: Mapping[str, Mapping[str, Any]], placebos: Sequence[str], ju
     if not placebos:
         caveat = "but without a placebo there is no verdict"
         sentences.append("No arm with random reward was run, so a gain cannot be told from mere training: no verdict.")
-    for name in placebos:
-        sentences.append(f"Placebo {name} {_placebo(pairs[name][judged], alpha)} ({_change(pairs[name][judged])}).")
+    sentences += [f"Placebo {name} {_placebo(pairs[name][judged], alpha)} ({_change(pairs[name][judged])})." for name in placebos]
     for name in pairs:
         if name not in placebos:
             verdict = _verdict(pairs[name][judged], caveat, alpha)

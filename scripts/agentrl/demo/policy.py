@@ -5,6 +5,7 @@ departures, merged, which leaves a middling agent with something to learn. Both 
 """
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -16,9 +17,13 @@ from transformers import (
     DataCollatorForSeq2Seq,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    PrinterCallback,
     Qwen3Config,
     Qwen3ForCausalLM,
     Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
     TrainingArguments,
 )
 
@@ -30,6 +35,7 @@ from agentrl.protocol import ChatProtocol
 from agentrl.retention import messages
 from agentrl.tasks import base_tasks
 
+_log = logging.getLogger(__name__)
 CONTEXT = 2048
 TOKENIZER_EXAMPLES = 600
 ROWS_PER_STAGE = 4000
@@ -115,8 +121,19 @@ def train(
     )  # fmt: skip
     collator = DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=-100)
     trainer = Trainer(model=model, args=arguments, train_dataset=rows, data_collator=collator)
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(LossLog())
     trainer.train()
     return [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+class LossLog(TrainerCallback):
+    """Shows progress as one line per logged step."""
+
+    def on_log(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, logs: dict[str, Any], **_: Any) -> None:
+        """Step and mean loss since the last line."""
+        if "loss" in logs:
+            _log.info("step %d of %d, loss %.3f", state.global_step, state.max_steps, float(logs["loss"]))
 
 
 def with_lora(model: PreTrainedModel, lora: Lora, seed: int) -> PreTrainedModel:

@@ -1,0 +1,19 @@
+# Re-execute every tool call and recompute every number before anything is summarised.
+
+
+rule verify:
+    input:
+        statistics=rules.statistics.output.manifest,
+        training=expand(rules.train.output.manifest, zip, arm=[c.split("/")[0] for c in CANDIDATES], seed=[c.split("-")[-1] for c in CANDIDATES]),
+        tasks=expand(f"{R}/tasks/{{split}}/manifest.json", split=study_config.SPLITS),
+    output:
+        f"{R}/verify/verify.json",
+    log:
+        f"{R}/verify/log.txt",
+    params:
+        study=R,
+        out=subpath(output[0], parent=True),
+        code=code_digest("verify.py"),
+    localrule: True
+    shell:
+        "python scripts/verify.py {params.study} --before-summary --out {params.out} > {log} 2>&1"

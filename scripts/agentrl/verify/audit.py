@@ -1,0 +1,103 @@
+"""Verify a whole study: chain, freezes, evidence, statistics, summary; optionally the checkpoints."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentrl.manifest import read_json
+from agentrl.protocol import ChatProtocol, load_tokenizer
+from agentrl.retention import read_items
+from agentrl.tasks import SPLITS, Task, contains_fact, read_tasks
+from agentrl.verify import chain, numbers
+from agentrl.verify.breaks import Findings
+from agentrl.verify.evidence import Evidence
+
+
+def verify(study: Path, checkpoints: bool = False, summary: bool = True) -> Findings:
+    """Check everything the study claims.
+
+    Args:
+        study: `results/{study}`; a copy elsewhere will do.
+        checkpoints: also hash weights and re-audit every merge (needs torch and the start checkpoint).
+        summary: also check the summary, if there is one.
+    """
+    findings = Findings(study)
+    folders = chain.in_scope(study, findings, summary)
+    chain.check_outputs(study, folders, findings, weights=checkpoints)
+    chain.check_inputs(study, folders, findings)
+    chain.check_freezes(study, findings)
+    chain.check_configs(study, folders, findings)
+    chain.check_code(study, folders, findings)
+    with findings.reading(study / "start" / "tokenizer"):
+        evidence = Evidence(study, ChatProtocol(load_tokenizer(study / "start" / "tokenizer")), findings)
+        _check_evidence(study, folders, evidence, findings)
+        if (study / "statistics" / "comparison.json").is_file():
+            numbers.check_statistics(study, evidence, findings)
+            if summary:
+                numbers.check_summary(study, evidence, findings)
+        else:
+            findings.notes.append("no statistics yet")
+    if checkpoints:
+        _check_merges(study, folders, findings)
+    return findings
+
+
+def _check_evidence(study: Path, folders: Sequence[Path], evidence: Evidence, findings: Findings) -> None:
+    splits = {split: tasks for split in SPLITS if (tasks := _tasks(study, split, findings)) is not None}
+    evaluations = [folder for folder in folders if study / "policies" in folder.parents]
+    for folder in evaluations:
+        *policy, measure = folder.relative_to(study / "policies").parts
+        name = "/".join(policy)
+        with findings.reading(folder / "manifest.json"):
+            model = study / "start" if name == "baseline" else study / "arms" / name / "merged"
+            steps = read_json(model / "manifest.json")["steps"]
+            findings.equal("chain", folder / "manifest.json", "", "policy", name, read_json(folder / "manifest.json")["policy"])
+            if measure == "retention":
+                evidence.retention(name, read_items(study / "retention" / "items.jsonl"), steps)
+            elif (split := measure.removeprefix("agent-")) in splits:
+                evidence.agent(name, split, splits[split], steps)
+    _check_matching(study, evaluations, findings)
+    for folder in folders:
+        if study / "arms" in folder.parents and folder.name == "train" and "train" in splits:
+            evidence.training(folder.parent.relative_to(study / "arms").as_posix(), splits["train"])
+
+
+def _tasks(study: Path, split: str, findings: Findings) -> list[Task] | None:
+    file = study / "tasks" / split / "tasks.jsonl"
+    if not file.is_file():
+        return None
+    with findings.reading(file):
+        tasks = read_tasks(file)
+        for task in tasks:
+            if any(contains_fact(message["content"], task) for message in task.messages()):
+                findings.add("leak", file, task.id, "prompt", "no private fact", "a prompt that shows one")
+        return tasks
+    return None
+
+
+def _check_matching(study: Path, evaluations: Sequence[Path], findings: Findings) -> None:
+    """Baseline and candidates share harness, tokenizer, decoding, budget, batch shape and engine."""
+    for folder in evaluations:
+        *_, measure = folder.relative_to(study / "policies").parts
+        file, baseline = folder / "manifest.json", study / "policies" / "baseline" / measure / "manifest.json"
+        with findings.reading(file):
+            mine, theirs = read_json(file), read_json(baseline)
+            for field in ("stage", "config", "engine"):
+                findings.equal("matching", file, "", field, theirs[field], mine[field])
+            for role in sorted({*theirs["inputs"], *mine["inputs"]} - {"policy"}):
+                findings.equal("matching", file, "", f"inputs.{role}", theirs["inputs"].get(role), mine["inputs"].get(role))
+
+
+def _check_merges(study: Path, folders: Sequence[Path], findings: Findings) -> None:
+    from agentrl import merge  # torch and peft, only where checkpoints are asked for
+
+    for folder in (f for f in folders if study / "arms" in f.parents and f.name == "merged"):
+        file = folder / "merge.json"
+        try:
+            counts = merge.audit(study / "start" / "model", folder.parent / "train" / "adapter", folder / "model")
+        except (merge.MergeError, ValueError, OSError) as error:
+            findings.add("merge", file, "", "audit", "start plus adapter", error)
+            continue
+        claims = read_json(file)
+        for field, value in counts.items():
+            findings.equal("merge", file, "", field, value, claims[field])
+        findings.counts["merges audited"] += 1

@@ -1,0 +1,182 @@
+"""The hash chain: every recorded file is the recorded one, every input is what the stage before it wrote, every freeze holds."""
+
+import hashlib
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl.manifest import hash_files, read_json, sha256
+from agentrl.verify.breaks import Findings
+
+WEIGHTS = ".safetensors"
+SCRIPTS = Path(__file__).resolve().parents[2]
+
+
+def stage_folders(study: Path) -> list[Path]:
+    """Every folder below `study` that holds a manifest; work folders of running stages are no evidence."""
+    return sorted(path.parent for path in study.rglob("manifest.json") if "work" not in path.relative_to(study).parts)
+
+
+def in_scope(study: Path, findings: Findings, summary: bool) -> list[Path]:
+    """Folders that the study's statistics rest on; leftovers of an arm or seed that is no longer configured are noted, not judged."""
+    folders = [folder for folder in stage_folders(study) if summary or folder != study / "summary"]
+    file = study / "statistics" / "manifest.json"
+    if not file.is_file():
+        return folders
+    with findings.reading(file):
+        evaluated = {study / "policies" / role for role in read_json(file)["inputs"] if "/" in role}
+        trained = {study / "arms" / folder.parent.relative_to(study / "policies") for folder in evaluated}
+        outside = [f for f in folders if _below(f, study / "policies") and f not in evaluated]
+        outside += [f for f in folders if _below(f, study / "arms") and f.parent not in trained]
+        findings.notes += [f"{folder.relative_to(study)} is no part of the statistics: not checked" for folder in outside]
+        return [folder for folder in folders if folder not in outside]
+    return folders
+
+
+def _below(folder: Path, parent: Path) -> bool:
+    return parent in folder.parents
+
+
+def check_outputs(study: Path, folders: Sequence[Path], findings: Findings, weights: bool) -> None:
+    """Every output has its recorded sha256. Weights are hashed only where asked for: they are the only large files."""
+    skipped = 0
+    for folder in folders:
+        file = folder / "manifest.json"
+        with findings.reading(file):
+            recorded = read_json(file)["outputs"]
+            chosen = {name: digest for name, digest in recorded.items() if weights or not name.endswith(WEIGHTS)}
+            skipped += len(recorded) - len(chosen)
+            for name in [name for name in chosen if not (folder / name).is_file()]:
+                findings.add("missing", folder / name, "", "file", f"a file recorded in {file.relative_to(study)}", "none")
+                chosen.pop(name)
+            for name, found in hash_files(folder, list(chosen)).items():
+                findings.equal("hash", folder / name, "", f"sha256 in {file.relative_to(study)}", chosen[name], found)
+            findings.counts["files hashed"] += len(chosen)
+    if skipped:
+        findings.notes.append(f"{skipped} weight files were not hashed; --checkpoints does, and re-audits the merges")
+
+
+def expected_inputs(study: Path, folder: Path) -> dict[str, Path]:
+    """Role -> file that a stage's inputs must be, by the folder the stage wrote to."""
+    parts = folder.relative_to(study).parts
+    config, start = study / "config", study / "start" / "manifest.json"
+    match parts:
+        case ("tasks", split):
+            return {"section": config / f"tasks-{split}.json"}
+        case ("retention",):
+            return {"section": config / "retention.json"}
+        case ("policies", *policy, measure):
+            name = "/".join(policy)
+            model = start if name == "baseline" else study / "arms" / name / "merged" / "manifest.json"
+            freeze = study / "freeze" / f"{measure}.json"
+            if measure == "retention":
+                return {"policy": model, "freeze": freeze, "items": study / "retention" / "items.jsonl"}
+            return {"policy": model, "freeze": freeze, "tasks": study / "tasks" / measure.removeprefix("agent-") / "tasks.jsonl"}
+        case ("arms", arm, _, "train"):
+            tasks = study / "tasks" / "train" / "tasks.jsonl"
+            return {"start": start, "tasks": tasks, "freeze": study / "freeze" / "train.json", "arm": config / f"arm-{arm}.json"}
+        case ("arms", _, _, "merged"):
+            return {"start": start, "train": folder.parent / "train" / "manifest.json", "section": config / "model.json"}
+        case ("summary",):
+            return {"statistics": study / "statistics" / "manifest.json", "verified": study / "verify" / "verify.json"}
+        case ("statistics",):
+            names = [role for role in read_json(folder / "manifest.json")["inputs"] if "/" in role]
+            return {"section": config / "statistics.json", **{name: study / "policies" / name / "manifest.json" for name in names}}
+    return {}
+
+
+def check_inputs(study: Path, folders: Sequence[Path], findings: Findings) -> None:
+    """Every stage consumed exactly what lies in this study now."""
+    for folder in folders:
+        file = folder / "manifest.json"
+        with findings.reading(file):
+            recorded = read_json(file)["inputs"]
+            expected = expected_inputs(study, folder)
+            for role, path in expected.items():
+                found = sha256(path) if path.is_file() else "no such file"
+                findings.equal("chain", file, "", f"inputs.{role} ({path.relative_to(study)})", found, recorded.get(role))
+                findings.counts["chain links"] += 1
+            if extra := set(recorded) - set(expected) if expected else set():
+                findings.add("chain", file, "", f"inputs.{sorted(extra)[0]}", "no such input", recorded[sorted(extra)[0]])
+
+
+def check_freezes(study: Path, findings: Findings) -> None:
+    """Freezes hold the data, tokenizer and configuration of this study, and agree on the upstream code."""
+    upstream: dict[str, str] = {}
+    for file in sorted((study / "freeze").glob("*.json")):
+        with findings.reading(file):
+            content = read_json(file)
+            data = study / "retention" / "items.jsonl" if file.stem == "retention" else _tasks(study, file.stem)
+            findings.equal("freeze", file, "", "files.data", sha256(data), content["files"]["data"])
+            for name, section in content["config"].items():
+                findings.equal("config", file, "", f"config.{name}", read_json(study / "config" / f"{name}.json"), section)
+            tokenizer = hash_files(study / "start" / "tokenizer")
+            findings.equal("freeze", file, "", "folders.tokenizer", tokenizer, content["folders"]["tokenizer"])
+            for name, digest in content["upstream"].items():
+                findings.equal("freeze", file, "", f"upstream.{name}", upstream.setdefault(name, digest), digest)
+            if "start" in content["folders"]:
+                start = read_json(study / "start" / "manifest.json")["outputs"]
+                recorded = {name.removeprefix("model/"): digest for name, digest in start.items() if name.startswith("model/")}
+                findings.equal("freeze", file, "", "folders.start", recorded, content["folders"]["start"])
+
+
+def _tasks(study: Path, stage: str) -> Path:
+    return study / "tasks" / stage.removeprefix("agent-") / "tasks.jsonl"
+
+
+def check_configs(study: Path, folders: Sequence[Path], findings: Findings) -> None:
+    """Every manifest was made with the configuration that lies in config/."""
+    for folder in folders:
+        with findings.reading(folder / "manifest.json"):
+            manifest = read_json(folder / "manifest.json")
+            for name, path in _sections(study, folder, manifest):
+                found = manifest["config"] if name is None else manifest["config"].get(name)
+                findings.equal("config", folder / "manifest.json", "", f"config.{name or ''}", read_json(path), found)
+
+
+def _sections(study: Path, folder: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[str | None, Path]]:
+    """(key in the manifest's config or None for all of it, section file)."""
+    config, parts = study / "config", folder.relative_to(study).parts
+    match parts:
+        case ("tasks", split):
+            yield None, config / f"tasks-{split}.json"
+        case ("retention",):
+            yield None, config / "retention.json"
+        case ("statistics",):
+            yield None, config / "statistics.json"
+        case ("arms", _, _, "merged"):
+            yield None, config / "model.json"
+        case ("policies", *_):
+            yield from ((name, config / f"{name}.json") for name in manifest["config"])
+        case ("arms", arm, _, "train"):
+            plain = set(manifest["config"]) - {"arm", "seed"}
+            yield from ((name, config / f"{name}.json") for name in sorted(plain))
+            yield "arm", config / f"arm-{arm}.json"
+
+
+def check_code(study: Path, folders: Sequence[Path], findings: Findings) -> None:
+    """In a checkout: the files of the recorded commit have the sha256 that each stage recorded of the code it ran."""
+    seen: dict[tuple[str, str], str | None] = {}
+    for folder in folders:
+        file = folder / "provenance.json"
+        with findings.reading(file):
+            record = read_json(file)
+            commit = record["commit"]
+            if commit is None or record["dirty"]:
+                findings.notes.append(f"{folder.relative_to(study)}: ran from {'no checkout' if commit is None else 'a changed checkout'}")
+                continue
+            for name, digest in record["code"].items():
+                key = (commit, name)
+                found = seen[key] if key in seen else seen.setdefault(key, _committed(commit, name))
+                if found is None:
+                    findings.notes.append(f"commit {commit[:12]} is not in this checkout: code not compared")
+                    break
+                findings.equal("code", file, "", f"code.{name} at commit {commit[:12]}", found, digest)
+                findings.counts["code files compared"] += 1
+    findings.notes[:] = sorted(set(findings.notes))
+
+
+def _committed(commit: str, name: str) -> str | None:
+    done = subprocess.run(["git", "show", f"{commit}:scripts/{name}"], cwd=SCRIPTS, capture_output=True, check=False)
+    return hashlib.sha256(done.stdout).hexdigest() if done.returncode == 0 else None

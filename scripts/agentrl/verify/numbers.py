@@ -1,0 +1,91 @@
+"""Statistics and summary, recomputed from scores that verification itself derived from token ids."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from agentrl import report, statistics
+from agentrl.config import Statistics, validate
+from agentrl.manifest import read_json
+from agentrl.verify.breaks import Findings
+from agentrl.verify.evidence import Evidence
+
+TOLERANCE = 1e-12
+
+
+def check_statistics(study: Path, evidence: Evidence, findings: Findings) -> None:
+    """Every number of comparison.json: wins, losses and means by hand, intervals and p values by the statistics library."""
+    file = study / "statistics" / "comparison.json"
+    with findings.reading(file):
+        settings = validate(read_json(study / "config" / "statistics.json"), Statistics)
+        comparison = read_json(file)
+        evaluated = {policy for policy, _ in evidence.scores} - {"baseline"}
+        compared = {name for candidates in comparison.values() for name in candidates}
+        findings.equal("statistics", file, "", "policies", sorted(evaluated), sorted(compared))
+        for arm, candidates in comparison.items():
+            for name, measures in candidates.items():
+                findings.equal("statistics", file, f"{arm}/{name}", "arm", name.split("/")[0], arm)
+                for measure, claims in measures.items():
+                    _check_pair(file, evidence, findings, settings, (name, measure), claims)
+
+
+def _check_pair(
+    file: Path, evidence: Evidence, findings: Findings, settings: Statistics, which: tuple[str, str], claims: dict[str, Any]
+) -> None:
+    name, measure = which
+    base, other = (evidence.scores[policy, measure].groupby("item")["score"].mean() for policy in ("baseline", name))
+    delta = (other - base).sort_index()
+    trials = int(evidence.scores[name, measure].groupby("item").size().iloc[0])
+    wins, losses = int((delta > 0).sum()), int((delta < 0).sum())
+    interval = statistics.item_bootstrap(delta, settings.confidence, seed=settings.seed)
+    expected: dict[str, Any] = {
+        "items": len(delta),
+        "trials": trials,
+        "wins": wins,
+        "losses": losses,
+        "ties": len(delta) - wins - losses,
+        "baseline": float(base.mean()),
+        "candidate": float(other.mean()),
+        "difference": float(delta.mean()),
+        "mcnemar_p": statistics.mcnemar_exact(wins, losses) if trials == 1 else None,
+    }
+    for field, value in expected.items():
+        _close(findings, file, f"{name}, {measure}", field, value, claims[field])
+    for field in ("low", "high"):
+        _close(findings, file, f"{name}, {measure}", f"interval.{field}", getattr(interval, field), claims["interval"][field])
+    if measure == "retention":
+        findings.equal(
+            "statistics", file, f"{name}, {measure}", "zero_drop_gate.passed", losses <= wins, claims["zero_drop_gate"]["passed"]
+        )
+    findings.counts["comparisons"] += 1
+
+
+def _close(findings: Findings, file: Path, record: str, field: str, expected: float | None, found: float | None) -> None:
+    if expected is None or found is None:
+        findings.equal("statistics", file, record, field, expected, found)
+    elif abs(expected - found) > TOLERANCE:
+        findings.add("statistics", file, record, field, expected, found)
+
+
+def check_summary(study: Path, evidence: Evidence, findings: Findings) -> None:
+    """The summary, if it exists: counts against the recount, everything else against a fresh rendering."""
+    file = study / "summary" / "summary.json"
+    if not file.is_file():
+        findings.notes.append("no summary yet")
+        return
+    with findings.reading(file):
+        summary = read_json(file)
+        for policy, measures in summary["policies"].items():
+            for measure, counts in measures.items():
+                findings.equal("summary", file, f"{policy}, {measure}", "counts", evidence.counts[policy, measure], counts)
+        settings = validate(read_json(study / "config" / "statistics.json"), Statistics)
+        fresh = report.summarize(study, list(summary["training"]), list(summary["policies"]["baseline"]), settings)
+        for field in sorted({*fresh, *summary}):
+            findings.equal("summary", file, "", field, _plain(fresh.get(field)), _plain(summary.get(field)))
+        text = study / "summary" / "summary.md"
+        findings.equal("summary", text, "", "text", report.render(summary), text.read_text(encoding="utf-8"))
+        findings.counts["summaries"] += 1
+
+
+def _plain(value: object) -> Any:
+    return json.loads(json.dumps(value))

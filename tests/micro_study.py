@@ -1,0 +1,26 @@
+"""The micro study: a copy of the project in which the real DAG runs, small."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+COPIED = ("Snakefile", "rules", "scripts", "config.yaml", "profiles", "tests/micro.yaml")
+
+
+def snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the workflow of one copy; output and errors together."""
+    command = [sys.executable, "-m", "snakemake", "--cores", "2", "--configfile", "config.yaml", "tests/micro.yaml", *arguments]
+    return subprocess.run(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=800, check=False)
+
+
+def copy_project(target: Path) -> Path:
+    for name in COPIED:
+        source, destination = ROOT / name, target / name
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(source, destination)
+    return target

@@ -1,0 +1,139 @@
+"""Health: every gate fires on what it guards against and on nothing else; advantages are TRL's."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from trl.trainer.utils import nanstd
+
+from agentrl.config import Study, TrainingSettings
+from agentrl.environment import Outcome
+from agentrl.health import EPSILON, HealthError, StepRecord, advantage_tolerances, gates, group_advantages
+from agentrl.trajectory import Key, Segment, Trajectory
+
+
+@pytest.fixture
+def settings(study: Study) -> TrainingSettings:
+    """Four steps of two groups of four."""
+    values = {name: getattr(study.training, name) for name in TrainingSettings.model_fields}
+    return TrainingSettings(**values | {"steps": 4, "group_size": 4, "batch_size": 8, "kl": 0.02, "scale_rewards": "group"})
+
+
+def steps(**changes: dict[str, object]) -> list[StepRecord]:
+    """Four healthy steps; `step2={...}` changes the second."""
+    made = [StepRecord(n, 8, [f"t{n}", f"t{n + 1}"], 1, 0.25, n, 0.1, 0.5, 0.01 * (n - 1)) for n in (1, 2, 3, 4)]
+    return [replace(record, **changes.get(f"step{record.step}", {})) for record in made]
+
+
+UNMIXED: dict[str, object] = {"mixed_groups": 0}
+STILL: dict[str, object] = {"grad_norm": 0.0}
+
+
+def test_a_healthy_run_returns_what_was_counted(settings: TrainingSettings) -> None:
+    found = gates(steps(step2={"mean_reward": 0.75}), [], settings)
+    assert found == {
+        "steps": 4, "episodes": 32, "unique_tasks": 5, "groups": 8, "mixed_groups": 4, "mean_reward": 0.375, "strict_success": 10,
+    }  # fmt: skip
+
+
+def test_an_unmixed_first_group_gives_no_gradient_and_may(settings: TrainingSettings) -> None:
+    """At step 1 the policy is the reference: its KL gradient is exactly 0."""
+    assert gates(steps(step1=UNMIXED | STILL, step2=UNMIXED | STILL), [], settings)["mixed_groups"] == 2
+
+
+def test_without_kl_an_unmixed_group_may_be_still_at_any_step(settings: TrainingSettings) -> None:
+    gates(steps(step3=UNMIXED | STILL), [], settings.model_copy(update={"kl": 0.0}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({f"step{n}": UNMIXED for n in (1, 2, 3, 4)}, "no group had reward variation"),
+        ({"step1": STILL}, "step 1: the gradient is 0.0 although the batch carries a signal"),
+        ({"step3": STILL}, "step 3: the gradient is 0.0"),
+        ({"step3": UNMIXED | STILL}, "step 3: the gradient is 0.0"),
+        ({"step1": UNMIXED | STILL, "step4": UNMIXED | STILL}, "step 4: the gradient is 0.0"),
+        ({"step2": {"grad_norm": float("nan")}}, "step 2: loss 0.1, gradient norm nan: not finite"),
+        ({"step1": UNMIXED | {"grad_norm": float("nan")}}, "step 1: .* not finite"),
+        ({"step4": {"grad_norm": float("inf")}}, "step 4: .* not finite"),
+        ({"step4": {"loss": float("nan")}}, "step 4: loss nan"),
+    ],
+)
+def test_gates_fire(settings: TrainingSettings, changes: dict[str, dict[str, object]], message: str) -> None:
+    with pytest.raises(HealthError, match=message):
+        gates(steps(**changes), [], settings)
+
+
+@pytest.mark.parametrize("numbers", [[], [1, 2, 3], [1, 2, 4], [1, 2, 2, 3, 4], [2, 1, 3, 4], [1, 2, 3, 4, 5], [0, 1, 2, 3]])
+def test_missing_doubled_and_shuffled_steps_are_incomplete_evidence(settings: TrainingSettings, numbers: list[int]) -> None:
+    with pytest.raises(HealthError, match=re.escape("expected 1..4: evidence is incomplete")):
+        gates([replace(steps()[0], step=n) for n in numbers], [], settings)
+
+
+def test_an_unchanged_adapter_tensor_is_named(settings: TrainingSettings) -> None:
+    with pytest.raises(HealthError, match="2 adapter tensors did not change, first layer.0.lora_B"):
+        gates(steps(), ["layer.0.lora_B", "layer.1.lora_B"], settings)
+
+
+def episode(task: str, trial: int, reward: float, strict: bool) -> Trajectory:
+    outcome = Outcome(True, strict, strict, None, strict, strict, 0, "answer")
+    return Trajectory(Key("pilot/seed-1", 6, "train", task, trial, 1), [Segment("prompt", [1])], [], outcome, "scripted", reward)
+
+
+def test_a_step_record_counts_its_batch() -> None:
+    rewards = {"a": (1.0, 0.15), "b": (0.4, 0.4), "c": (0.0, 1.0)}
+    batch = [episode(task, trial, reward, reward == 1) for task, group in rewards.items() for trial, reward in enumerate(group)]
+    assert StepRecord.of(batch, 2) == StepRecord(7, 6, ["a", "b", "c"], 2, 0.491667, 2)
+
+
+REWARDS = st.one_of(st.sampled_from([0.0, 0.05, 0.1, 0.15, 0.35, 0.4, 0.85, 0.95, 1.0]), st.floats(0, 1, width=32))
+
+
+def trl_advantages(rewards: list[float], group: int, scale: str) -> torch.Tensor:
+    """The lines of `GRPOTrainer._generate_and_score_completions`, in its float32."""
+    found = torch.tensor(rewards).unsqueeze(1).nansum(dim=1)
+    centred = found - torch.nanmean(found.view(-1, group), dim=1).repeat_interleave(group, dim=0)
+    spread = nanstd(found.view(-1, group), dim=1).repeat_interleave(group, dim=0)
+    return centred / (spread + EPSILON) if scale == "group" else centred
+
+
+@pytest.mark.parametrize("scale", ["group", "none"])
+@given(data=st.data(), group=st.integers(2, 16), groups=st.integers(1, 3))
+def test_advantages_are_trl_s_within_their_tolerance(scale: str, study: Study, data: st.DataObject, group: int, groups: int) -> None:
+    rewards = data.draw(st.lists(REWARDS, min_size=group * groups, max_size=group * groups))
+    settings = study.training.model_copy(update={"group_size": group, "scale_rewards": scale})
+    expected, tolerance = group_advantages(rewards, settings), advantage_tolerances(rewards, settings)
+    for trl, own, slack in zip(trl_advantages(rewards, group, scale).tolist(), expected, tolerance, strict=True):
+        assert abs(trl - own) <= slack
+
+
+@pytest.mark.parametrize("scale", ["group", "none"])
+@given(rewards=st.lists(st.floats(0, 1), min_size=8, max_size=8))
+def test_advantages_follow_the_formula(scale: str, study: Study, rewards: list[float]) -> None:
+    """Mean and sample standard deviation (n - 1) of each group, by torch in float64."""
+    grouped = torch.tensor(rewards, dtype=torch.float64).view(2, 4)
+    expected = grouped - grouped.mean(1, keepdim=True)
+    if scale == "group":
+        expected = expected / (grouped.std(1, keepdim=True) + 1e-4)
+    settings = study.training.model_copy(update={"group_size": 4, "scale_rewards": scale})
+    assert group_advantages(rewards, settings) == pytest.approx(expected.flatten().tolist(), abs=1e-9)
+
+
+@pytest.mark.parametrize("group", [3, 4, 6, 8, 12])
+@pytest.mark.parametrize("reward", [0.1, 0.15, 0.4, 0.6, 0.7, 0.85, 0.95])
+def test_equal_rewards_never_look_like_an_error(study: Study, group: int, reward: float) -> None:
+    """TRL's float32 mean of equal rewards may miss them by an ulp, which only the epsilon 1e-4 divides."""
+    settings = study.training.model_copy(update={"group_size": group})
+    tolerance = advantage_tolerances([reward] * group, settings)
+    assert all(abs(a) <= t for a, t in zip(trl_advantages([reward] * group, group, "group").tolist(), tolerance, strict=True))
+
+
+@pytest.mark.parametrize("scale", ["group", "none"])
+def test_the_tolerance_is_far_below_the_smallest_step_of_the_reward(study: Study, scale: str) -> None:
+    settings = study.training.model_copy(update={"group_size": 4, "scale_rewards": scale})
+    for rewards in ([0.15, 0.15, 0.15, 0.10], [1.0, 0.0, 1.0, 0.95]):
+        step = 0.05 / (torch.tensor(rewards).std().item() if scale == "group" else 1)
+        assert max(advantage_tolerances(rewards, settings)) < step / 1000
