@@ -7,6 +7,11 @@ def policy_manifest(wildcards):
     return f"{R}/arms/{wildcards.policy}/merged/manifest.json"
 
 
+def ledger_arguments(wildcards):
+    """Looks at the test split go on record; dev is there to be looked at."""
+    return f"--study {STUDY.study} --ledger results/ledger.jsonl" if wildcards.split == "test" else ""
+
+
 rule evaluate_agent:
     input:
         policy=policy_manifest,
@@ -19,12 +24,13 @@ rule evaluate_agent:
         f"{R}/policies/{{policy}}/agent-{{split}}/log.txt",
     params:
         out=subpath(output.manifest, parent=True),
+        ledger=ledger_arguments,
         code=code_digest("evaluate_agent.py"),
     resources:
         gpu=1,
     shell:
         "python scripts/evaluate_agent.py --name {wildcards.policy} --policy {input.policy} --tasks {input.tasks}"
-        " --freeze {input.freeze} --out {params.out} 2> {log} | tee -a {log}"
+        " --freeze {input.freeze} {params.ledger} --out {params.out} 2> {log} | tee -a {log}"
 
 
 rule evaluate_retention:

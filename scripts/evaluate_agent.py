@@ -4,9 +4,10 @@ import argparse
 import time
 from pathlib import Path
 
-from agentrl import config, evaluation, manifest, policy, tasks, trajectory
+from agentrl import config, evaluation, ledger, manifest, policy, tasks, trajectory
 from agentrl.engine.transformers import TransformersEngine
 from agentrl.freeze import Frozen
+from agentrl.hashing import sha256
 from agentrl.protocol import ChatProtocol, load_tokenizer
 from agentrl.rollout import Rollout
 
@@ -18,6 +19,8 @@ def main() -> None:
     parser.add_argument("--policy", type=Path, required=True, help="the policy's manifest.json")
     parser.add_argument("--tasks", type=Path, required=True)
     parser.add_argument("--freeze", type=Path, required=True)
+    parser.add_argument("--study", help="name of the study, for the ledger")
+    parser.add_argument("--ledger", type=Path, help="results/ledger.jsonl; the look is recorded there")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     with manifest.stage(args.out, "evaluate_agent.py") as stage:
@@ -47,6 +50,9 @@ def main() -> None:
         }
         inputs = {"policy": args.policy, "freeze": args.freeze, "tasks": args.tasks}
         stage.manifest(inputs, ["episodes.jsonl"], frozen.content["config"], {"policy": args.name, "engine": engine.name, "counts": counts})
+        if args.ledger:
+            files = {"split": args.tasks, "model": args.policy, "manifest": args.out / "manifest.json"}
+            ledger.record(args.ledger, args.study, args.name, **{role: sha256(path) for role, path in files.items()})
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ def test_a_missing_file_is_refused_by_name(frozen: Frozen, given: Path, name: st
 
 def test_a_package_that_is_gone_is_named(frozen: Frozen, given: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(FreezeError, match="package 'fakelib' is not installed, but fakelib/trainer.py is frozen"):
+    with pytest.raises(FreezeError, match=r"package 'fakelib' is not installed, but fakelib/trainer\.py is frozen"):
         check(frozen, given)
 
 

@@ -4,7 +4,7 @@ import copy
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -326,7 +326,7 @@ def test_swapped_rows_are_found(checked: tuple[grpo.Recorder, Tensors]) -> None:
     """Whether everything but the row's number is exchanged, or the advantages of one group alone."""
     recorder, inputs = checked
     order = [1, 0, *range(2, BATCH)]
-    with pytest.raises(grpo.BoundaryError, match="TRL's (prompt|completion) ids differ"):
+    with pytest.raises(grpo.BoundaryError, match=r"TRL's (prompt|completion) ids differ"):
         recorder.check(rows(inputs, order) | {"episode": inputs["episode"]})
     by_row = inputs["episode"].argsort().tolist()
     one, other = by_row[0], next(p for p in by_row[1:GROUP] if inputs["advantages"][p] != inputs["advantages"][by_row[0]])
@@ -411,7 +411,7 @@ def straight(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Evidence:
 
 
 @pytest.fixture
-def interrupted(lab: Lab, tmp_path: Path) -> Iterator[Path]:
+def interrupted(lab: Lab, tmp_path: Path) -> Path:
     """The work folder of a run killed in its third step: evidence of the step is written, the step is not taken."""
     calls, original = [], GRPOTrainer._compute_loss
 
@@ -425,7 +425,7 @@ def interrupted(lab: Lab, tmp_path: Path) -> Iterator[Path]:
         patch.setattr(GRPOTrainer, "_compute_loss", compute_loss)
         with pytest.raises(KeyboardInterrupt):
             train(lab, tmp_path)
-    yield tmp_path
+    return tmp_path
 
 
 def same(one: Evidence, two: Evidence) -> bool:

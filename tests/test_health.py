@@ -74,7 +74,7 @@ def test_missing_doubled_and_shuffled_steps_are_incomplete_evidence(settings: Tr
 
 
 def test_an_unchanged_adapter_tensor_is_named(settings: TrainingSettings) -> None:
-    with pytest.raises(HealthError, match="2 adapter tensors did not change, first layer.0.lora_B"):
+    with pytest.raises(HealthError, match=r"2 adapter tensors did not change, first layer\.0\.lora_B"):
         gates(steps(), ["layer.0.lora_B", "layer.1.lora_B"], settings)
 
 

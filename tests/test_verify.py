@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.manifest import dump, hash_files, sha256
+from agentrl.hashing import hash_files, sha256
+from agentrl.manifest import dump
 from agentrl.verify.audit import verify
 from agentrl.verify.breaks import Findings
 from agentrl.verify.chain import expected_inputs, stage_folders

@@ -291,8 +291,8 @@ class DemoStage(Section):
     """Share of word problems among the examples."""
     equations: Share
     """Share of bare equations."""
-    tails: Share
-    """Share of trajectories without their prompt; what remains are whole trajectories."""
+    fragments: Share
+    """Share of fragments of trajectories; what remains are whole trajectories."""
     mixture: Mixture
 
 

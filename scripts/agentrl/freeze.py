@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agentrl.config import Section, validate
-from agentrl.manifest import VERSION, check_files, hash_files, read_json, sha256
+from agentrl.hashing import hash_files, sha256
+from agentrl.manifest import VERSION, check_files, read_json
 
 T = TypeVar("T", bound=Section)
 UPSTREAM: dict[str, tuple[str, ...]] = {

@@ -1,55 +1,33 @@
-"""What stands beside every output: manifest (deterministic), provenance (who, where, when) and status; hashing, atomic writes, locks.
+"""What stands beside every output: manifest (deterministic), provenance (where, when) and status; atomic writes, locks.
 
 `manifest.json` is the next rule's input: hashes of what a stage consumed and made, its configuration, and the facts a reader
 needs. The same work twice gives the same bytes. `provenance.json` is never an input. `status.json` survives a failure.
 """
 
 import fcntl
-import hashlib
 import json
 import logging
 import os
-import platform
 import resource
-import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
+from agentrl.hashing import hash_files, sha256
+from agentrl.provenance import environment
 from agentrl.sources import code_digest
 
 _log = logging.getLogger(__name__)
 VERSION = 1
-PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "numpy", "pandas", "scipy", "snakemake", "vllm")
-_CHUNK = 1 << 22
 
 
 class ManifestError(ValueError):
     """A file is missing, damaged or not the one that was recorded; the message names it, what was expected and what was found."""
-
-
-def sha256(path: str | Path) -> str:
-    """Hex digest of one file, read in chunks."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def hash_files(folder: str | Path, files: list[str] | None = None) -> dict[str, str]:
-    """Relative path -> sha256 of `files`, or of everything below `folder`; hashed in parallel (hashlib frees the interpreter lock)."""
-    folder = Path(folder)
-    names = files if files is not None else [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
-    with ThreadPoolExecutor() as pool:
-        return dict(zip(sorted(names), pool.map(lambda name: sha256(folder / name), sorted(names)), strict=True))
 
 
 def check_files(folder: str | Path, expected: Mapping[str, str], source: str | Path) -> None:
@@ -196,46 +174,6 @@ def run(main: Callable[[], None]) -> None:
         if not type(error).__module__.startswith("agentrl"):
             raise
         sys.exit(f"error: {error}")
-
-
-def environment() -> dict[str, Any]:
-    """Where and with what this process runs."""
-    return {
-        "commit": _git("rev-parse", "HEAD"),
-        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "packages": {name: found for name in PACKAGES if (found := _installed(name)) is not None},
-        **_accelerator(),
-    }
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _accelerator() -> dict[str, Any]:
-    """GPU facts, only where torch is loaded already: provenance must not cost an import."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
-        return {"gpu": "none"}
-    return {
-        "gpu": torch.cuda.get_device_name(),
-        "cuda": torch.version.cuda,
-        "gpu_peak_memory_mb": torch.cuda.max_memory_allocated() >> 20,
-    }
-
-
-def _git(*arguments: str) -> str | None:
-    try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, cwd=Path(__file__).parent, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
 
 
 def _now() -> str:

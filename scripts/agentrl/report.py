@@ -6,7 +6,9 @@ from typing import Any
 
 import jinja2
 
+from agentrl import ledger
 from agentrl.config import Statistics
+from agentrl.hashing import sha256
 from agentrl.manifest import read_json
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -52,8 +54,15 @@ def summarize(study: Path, candidates: Sequence[str], measures: Sequence[str], s
         "policies": policies,
         "comparisons": pairs,
         "training": training,
+        "looks": looks(study),
         "limits": list(LIMITS),
     }
+
+
+def looks(study: Path) -> list[str]:
+    """What the ledger says about this study's test split; nothing where the split was never made."""
+    tasks = study / "tasks" / "test" / "tasks.jsonl"
+    return ledger.sentences(ledger.looks(study.parent / ledger.NAME, sha256(tasks)), study.name) if tasks.is_file() else []
 
 
 def findings(pairs: Mapping[str, Mapping[str, Any]], placebos: Sequence[str], judged: str, alpha: float) -> list[str]:
@@ -116,8 +125,8 @@ def points(fraction: float) -> str:
 
 
 def probability(value: float) -> str:
-    """A p value with two significant digits."""
-    return f"{value:.2g}" if value >= 0.0001 else "< 0.0001"
+    """A p value with three significant digits."""
+    return f"{value:.3g}" if value >= 0.0001 else "< 0.0001"
 
 
 def render(summary: Mapping[str, Any]) -> str:

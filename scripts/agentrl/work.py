@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from agentrl.manifest import locked, read_json, sha256, write_json
+from agentrl.hashing import sha256
+from agentrl.manifest import locked, read_json, write_json
 from agentrl.sources import code_digest
 
 KEY = "key.json"

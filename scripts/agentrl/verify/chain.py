@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.manifest import hash_files, read_json, sha256
+from agentrl.hashing import hash_files, sha256
+from agentrl.manifest import read_json
 from agentrl.verify.breaks import Findings
 
 WEIGHTS = ".safetensors"
@@ -50,7 +51,7 @@ def check_outputs(study: Path, folders: Sequence[Path], findings: Findings, weig
             for name in [name for name in chosen if not (folder / name).is_file()]:
                 findings.add("missing", folder / name, "", "file", f"a file recorded in {file.relative_to(study)}", "none")
                 chosen.pop(name)
-            for name, found in hash_files(folder, list(chosen)).items():
+            for name, found in hash_files(folder, list(chosen), fresh=True).items():
                 findings.equal("hash", folder / name, "", f"sha256 in {file.relative_to(study)}", chosen[name], found)
             findings.counts["files hashed"] += len(chosen)
     if skipped:
