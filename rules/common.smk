@@ -18,7 +18,9 @@ def validated():
     settings = workflow.config_settings
     try:
         raw = study_config.read_yaml(Path(workflow.basedir) / "config.yaml", *settings.configfiles)
-        return study_config.validate(study_config.merge(raw, study_config.retype(settings.config or {})))
+        study = study_config.validate(study_config.merge(raw, study_config.retype(settings.config or {})))
+        study_config.check_taken_over(study)
+        return study
     except study_config.ConfigError as error:
         raise WorkflowError(str(error)) from None
 

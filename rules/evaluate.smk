@@ -7,6 +7,11 @@ def policy_manifest(wildcards):
     return f"{R}/arms/{wildcards.policy}/merged/manifest.json"
 
 
+def evaluated(taken_over):
+    """Policies that an evaluation rule may make: a baseline that is taken over has its own rule and no fallback."""
+    return "|".join(CANDIDATES if taken_over else ["baseline", *CANDIDATES])
+
+
 def ledger_arguments(wildcards):
     """Looks at the test split go on record; dev is there to be looked at."""
     return f"--study {STUDY.study} --ledger results/ledger.jsonl" if wildcards.split == "test" else ""
@@ -20,6 +25,8 @@ rule evaluate_agent:
     output:
         manifest=f"{R}/policies/{{policy}}/agent-{{split}}/manifest.json",
         episodes=f"{R}/policies/{{policy}}/agent-{{split}}/episodes.jsonl",
+    wildcard_constraints:
+        policy=evaluated(STUDY.baselines.agent),
     log:
         f"{R}/policies/{{policy}}/agent-{{split}}/log.txt",
     params:
@@ -41,6 +48,8 @@ rule evaluate_retention:
     output:
         manifest=f"{R}/policies/{{policy}}/retention/manifest.json",
         answers=f"{R}/policies/{{policy}}/retention/answers.jsonl",
+    wildcard_constraints:
+        policy=evaluated(STUDY.baselines.retention),
     log:
         f"{R}/policies/{{policy}}/retention/log.txt",
     params:

@@ -13,6 +13,11 @@ def frozen_data(wildcards):
     return f"{R}/tasks/{wildcards.stage.removeprefix('agent-')}/tasks.jsonl"
 
 
+def frozen_baseline(wildcards):
+    """A recorded retention baseline is frozen before any candidate is evaluated against it."""
+    return (wildcards.stage == "retention" and STUDY.baselines.recorded_file) or []
+
+
 def frozen_sections(wildcards):
     return section(*FROZEN_SECTIONS[wildcards.stage])
 
@@ -21,6 +26,7 @@ rule freeze:
     input:
         start=f"{R}/start/manifest.json",
         data=frozen_data,
+        baseline=frozen_baseline,
         sections=frozen_sections,
     output:
         f"{R}/freeze/{{stage}}.json",
@@ -31,4 +37,4 @@ rule freeze:
     localrule: True
     shell:
         "python scripts/freeze_stage.py --stage {wildcards.stage} --start {input.start} --data {input.data}"
-        " --sections {input.sections} --out {output} > {log} 2>&1"
+        " --baseline {input.baseline:q} --sections {input.sections} --out {output} > {log} 2>&1"

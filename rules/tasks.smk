@@ -20,6 +20,7 @@ rule tasks:
 rule retention_items:
     input:
         section=f"{R}/config/retention.json",
+        ids=STUDY.retention.ids_from or [],
     output:
         manifest=f"{R}/retention/manifest.json",
         frozen=f"{R}/retention/items.jsonl",
@@ -31,4 +32,5 @@ rule retention_items:
         code=code_digest("freeze_retention_items.py"),
     localrule: True
     shell:
-        "python scripts/freeze_retention_items.py --section {input.section} --cache {params.cache} --out {params.out} > {log} 2>&1"
+        "python scripts/freeze_retention_items.py --section {input.section} --ids-from {input.ids:q} --cache {params.cache}"
+        " --out {params.out} > {log} 2>&1"

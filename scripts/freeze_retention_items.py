@@ -3,22 +3,25 @@
 import argparse
 from pathlib import Path
 
-from agentrl import config, manifest, retention
+from agentrl import config, manifest, recorded, retention
 from agentrl.demo import wordproblems
+from agentrl.hashing import sha256
 
 
 def main() -> None:
     """Read the section, collect the source's items, select, write items.jsonl with its manifest."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--section", type=Path, required=True, help="config/retention.json")
+    parser.add_argument("--ids-from", type=Path, nargs="?", help="file that names the items, if the section does not")
     parser.add_argument("--cache", type=Path, required=True, help="folder that keeps a fetched source")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     with manifest.stage(args.out, "freeze_retention_items.py") as stage:
         section = config.validate(manifest.read_json(args.section), config.Retention, str(args.section))
-        items = retention.select(source_items(section, args.cache), section)
+        items = source_items(section, args.cache)
+        items = recorded.named(items, args.ids_from, section) if args.ids_from else retention.select(items, section)
         retention.write_items(args.out / "items.jsonl", items)
-        facts = {"items": len(items), "source": section.source}
+        facts = {"items": len(items), "source": section.source} | ({"ids_from": sha256(args.ids_from)} if args.ids_from else {})
         stage.manifest({"section": args.section}, ["items.jsonl"], section.model_dump(mode="json"), facts)
 
 

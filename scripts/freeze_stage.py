@@ -11,6 +11,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--stage", required=True, help="train, agent-dev, agent-test or retention")
     parser.add_argument("--data", type=Path, required=True, help="tasks.jsonl or items.jsonl")
+    parser.add_argument("--baseline", type=Path, nargs="?", help="recorded retention baseline, if there is one")
     parser.add_argument("--start", type=Path, required=True, help="the start policy's manifest.json")
     parser.add_argument("--sections", type=Path, nargs="+", required=True, help="config/{section}.json files")
     parser.add_argument("--out", type=Path, required=True)
@@ -19,8 +20,9 @@ def main() -> None:
     folders = {"tokenizer": (folder, freeze.present(folder, policy.TOKENIZER_FILES))}
     if args.stage == "train":
         folders["start"] = (folder, policy.check_checkpoint(folder))
+    files = {"data": args.data} | ({"baseline": args.baseline} if args.baseline else {})
     config = {path.stem: manifest.read_json(path) for path in args.sections}
-    manifest.write_json(args.out, freeze.freeze(args.stage, {"data": args.data}, folders, config))
+    manifest.write_json(args.out, freeze.freeze(args.stage, files, folders, config))
 
 
 if __name__ == "__main__":

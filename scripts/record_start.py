@@ -1,6 +1,7 @@
 """Take a German SFT checkpoint as the start policy: check it, link it into the study, record every file's sha256."""
 
 import argparse
+import os
 from pathlib import Path
 
 from agentrl import config, manifest, policy
@@ -20,7 +21,7 @@ def main() -> None:
         ChatProtocol(load_tokenizer(folder))
         link = args.out / policy.CHECKPOINT
         link.unlink(missing_ok=True)
-        link.symlink_to(folder)
+        link.symlink_to(os.path.relpath(folder, args.out.resolve()))  # relative: a project that moves keeps its start
         outputs = [*(f"{policy.CHECKPOINT}/{name}" for name in files), *policy.copy_tokenizer(folder, args.out)]
         stage.manifest({"section": args.section}, outputs, section.model_dump(mode="json"), {"steps": 0})
 

@@ -62,7 +62,7 @@ def train(args: argparse.Namespace, frozen: Frozen, arm: config.Arm, folder: Pat
     trainer = grpo.trainer(model, tokenizer, recorder, settings, decoding, protocol.budget, device)
     initial = grpo.adapter_state(trainer.model)
     work.resumed = grpo.train(trainer, work.path)
-    trainer.model.save_pretrained(work.path / "adapter")
+    grpo.save_adapter(trainer.model, work.path / "adapter")
     final = grpo.adapter_state(trainer.model)
     return [name for name, tensor in final.items() if tensor.equal(initial[name])]
 

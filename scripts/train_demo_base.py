@@ -1,8 +1,11 @@
 """Demo only: train the base of the demo policy: tokenizer, copying drills, then trajectories and word problems."""
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # two spinning threads are slower than one where a core is taken
 
 import torch
 

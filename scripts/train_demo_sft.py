@@ -1,8 +1,11 @@
 """Demo only: make the middling start policy, a LoRA on demonstrations with many departures, merged into the base."""
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # two spinning threads are slower than one where a core is taken
 
 from agentrl import config, manifest
 from agentrl.demo import policy as demo

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("Snakefile", "rules", "scripts", "config.yaml", "profiles", "tests/micro.yaml")
+COPIED = ("Snakefile", "rules", "scripts", "config.yaml", "profiles", "tests/micro.yaml", "tests/data")
 
 
 def snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

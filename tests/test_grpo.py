@@ -187,6 +187,19 @@ def test_one_step_record_per_step(run: Run) -> None:
         assert record.grad_norm > 0
 
 
+def test_the_adapter_starts_from_the_seed_alone(lab: Lab, tmp_path: Path) -> None:
+    """Whatever drew random numbers before: after a resume the initial tensors must be those that the run began with."""
+    made = []
+    for before, seed in ((1, 3), (2, 3), (1, 4)):
+        torch.manual_seed(before)
+        recorder = lab.recorder(tmp_path, lab.sampling(), 6, settings(lab.study))
+        recorder.seed = seed
+        made.append(grpo.adapter_state(lab.trainer(recorder).model))
+    assert all(tensor.equal(made[1][name]) for name, tensor in made[0].items())
+    assert not any(tensor.equal(made[2][name]) for name, tensor in made[0].items() if "lora_A" in name)
+    assert not any(tensor.any() for name, tensor in made[0].items() if "lora_B" in name)
+
+
 def test_every_adapter_tensor_is_trained(run: Run) -> None:
     targets = len(run.settings.lora.targets) * run.lab.model.config.num_hidden_layers
     assert len(run.initial) == len(run.final) == 2 * targets

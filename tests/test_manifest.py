@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import agentrl
-from agentrl import manifest
+from agentrl import hashing, manifest
 from agentrl.manifest import ManifestError, check_files, hash_files, locked, read_json, write_json, write_text
 
 SCRIPTS = Path(agentrl.__file__).parents[1]
@@ -97,7 +97,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_files_are_hashed_by_relative_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest, "_CHUNK", 2)
+    monkeypatch.setattr(hashing, "_CHUNK", 2)
     expected = {name: digest(name.encode()) for name in ("a.txt", "b.txt", "sub/c.txt")}
     assert hash_files(folder) == expected
     assert list(hash_files(folder)) == sorted(expected)
@@ -157,7 +157,7 @@ def test_provenance_says_who_where_when_and_which_code(tmp_path: Path) -> None:
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
     assert found["started"] <= found["ended"]
     assert found["peak_memory_mb"] > 0
-    assert {"commit", "dirty", "gpu", "platform", "seconds"} <= set(found)
+    assert {"commit", "dirty", "gpu", "host", "container", "seconds"} <= set(found)
 
 
 def test_status_tells_started_then_done(tmp_path: Path) -> None:

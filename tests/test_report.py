@@ -53,7 +53,7 @@ def test_gain_with_a_quiet_placebo() -> None:
         "Placebo placebo/seed-1 shows no gain beyond chance, as it must (+0.0 points, 1 wins, 1 losses of 32, McNemar p = 1).",
         (
             "pilot/seed-1: agent success rose beyond chance of the items, for this one training run "
-            "(+25.0 points, 8 wins, 0 losses of 32, McNemar p = 0.0078)."
+            "(+25.0 points, 8 wins, 0 losses of 32, McNemar p = 0.00781)."
         ),
         (
             "pilot/seed-1: retention held under the zero-drop gate (30 -> 30 of 64, +0.0 points; "
@@ -149,7 +149,7 @@ def test_points(value: float, text: str) -> None:
     assert points(value) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(1.0, "1"), (0.03125, "0.031"), (0.0001, "0.0001"), (0.00009, "< 0.0001"), (0.5, "0.5")])
+@pytest.mark.parametrize(("value", "text"), [(1.0, "1"), (0.03125, "0.0312"), (0.0001, "0.0001"), (0.00009, "< 0.0001"), (0.5, "0.5")])
 def test_probability(value: float, text: str) -> None:
     assert probability(value) == text
 

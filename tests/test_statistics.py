@@ -26,6 +26,7 @@ from agentrl.statistics import (
     mcnemar_exact,
     mean_distribution,
     paired,
+    sign_flip,
     smallest_significant_wins,
     wilson,
     zero_drop_false_alarm,
@@ -266,6 +267,61 @@ class TestExactBootstrap:
         for confidence in np.nextafter(1 - 2 * never, [0, 1]):
             if 0 < confidence < 1:
                 assert item_bootstrap(differences_of(n, wins, 0), confidence).low == 0.0
+
+
+class TestSignFlip:
+    """The paired permutation test over items."""
+
+    @unhurried
+    @given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 5))
+    def test_one_trial_is_mcnemar(self, wins: int, losses: int, ties: int) -> None:
+        assume(wins + losses + ties > 0)
+        found = sign_flip(differences_of(wins + losses + ties, wins, losses))
+        assert found.p == pytest.approx(mcnemar_exact(wins, losses), rel=1e-12)
+        assert found.method == "exact-sign-flip"
+
+    @pytest.mark.parametrize("values", [[0.25, 0.5, -0.25, 0, 1, -0.75, 0.25, 0.5], [1 / 3, 2 / 3, -1 / 3, 1, 0], [-1.0, -0.5, -1.0]])
+    def test_exact_route_agrees_with_scipy(self, values: list[float]) -> None:
+        sums = (np.array(values) * 12).round()
+        other = stats.permutation_test((sums,), np.sum, permutation_type="samples", n_resamples=np.inf)
+        assert sign_flip(values).p == pytest.approx(other.pvalue)
+
+    @unhurried
+    @given(lattice_values.filter(lambda values: len(values) <= 10))
+    def test_counts_every_sign_vector(self, values: list[float]) -> None:
+        sums = [abs(sum(s * v for s, v in zip(signs, values, strict=True))) for signs in itertools.product((-1, 1), repeat=len(values))]
+        assert sign_flip(values).p == pytest.approx(np.mean(np.array(sums) >= abs(sum(values)) - 1e-9))
+
+    def test_drawn_signs_agree_with_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        values = np.random.default_rng(3).integers(-3, 6, size=60) / 4
+        values = np.clip(values, -1, 1)
+        exact = sign_flip(values)
+        monkeypatch.setattr(agent_statistics, "MAX_SIGN_STEPS", 0)
+        drawn = sign_flip(values, seed=4, resamples=200_000)
+        assert (exact.method, drawn.method, drawn.seed, drawn.resamples) == ("exact-sign-flip", "monte-carlo-sign-flip", 4, 200_000)
+        assert drawn.p == pytest.approx(exact.p, abs=5 * math.sqrt(exact.p / 200_000) + 1e-5)
+
+    def test_off_the_lattice_signs_are_drawn_and_p_is_never_zero(self) -> None:
+        values = np.full(40, 1 / math.pi)
+        assert sign_flip(values, resamples=999).p == pytest.approx(1 / 1000)
+        assert sign_flip(values, resamples=999) == sign_flip(values, resamples=999)
+
+    def test_small_p_keeps_its_accuracy(self) -> None:
+        assert sign_flip([0.5] * 200).p == pytest.approx(2.0**-199, rel=1e-12)
+
+    def test_edges(self) -> None:
+        assert sign_flip([0.0, 0.0]).p == 1.0
+        assert sign_flip([0.5]).p == 1.0
+        assert sign_flip([0.5, -0.5]).p == 1.0
+        assert "Conditional on the training seeds" in sign_flip([0.5]).note
+        with pytest.raises(StatisticsError, match="resamples is 0"):
+            sign_flip([1 / math.pi], resamples=0)
+
+    def test_is_exact_for_one_seed_of_four_trials(self) -> None:
+        rng = np.random.default_rng(9)
+        rates = rng.beta(2, 2, size=(2000, 24))
+        studies = (rng.binomial(4, rates) - rng.binomial(4, rates)) / 4
+        assert np.mean([sign_flip(study).p <= 0.05 for study in studies]) <= 0.06
 
 
 class TestResampling:

@@ -14,7 +14,6 @@ from micro_study import snakemake
 from safetensors.torch import load_file
 
 from agentrl import comparison, statistics
-from agentrl.config import DemoBase, read_yaml, sections, validate
 from agentrl.evaluation import measures
 from agentrl.trajectory import read
 
@@ -169,19 +168,19 @@ def test_an_evaluation_repeated_gives_the_same_manifest(own: Path) -> None:
 
 def test_a_task_file_changed_after_its_freeze_is_refused(own: Path) -> None:
     tasks = own / STUDY / "tasks/test/tasks.jsonl"
-    tasks.write_text(tasks.read_text(encoding="utf-8").replace("Bestellung", "Order", 1), encoding="utf-8")
+    tasks.write_text(tasks.read_text(encoding="utf-8").replace('"question": "', '"question": "Hallo! ', 1), encoding="utf-8")
     refused(run_evaluation(own), "tasks.jsonl", "agent-test.json", "expected sha256")
     assert load(own / "evaluation/status.json")["state"] == "failed"
 
 
 def test_a_half_written_checkpoint_is_refused(own: Path) -> None:
-    weights = own / STUDY / "start/model/model.safetensors"
+    weights = own / "tests/data/start/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     refused(run_evaluation(own), "model.safetensors", "expected sha256")
 
 
 def test_a_missing_checkpoint_is_refused(own: Path) -> None:
-    shutil.rmtree(own / STUDY / "start/model")
+    shutil.rmtree(own / "tests/data/start")
     refused(run_evaluation(own), "missing")
 
 
@@ -237,8 +236,3 @@ def test_an_edited_reward_retrains_but_leaves_the_baseline(micro: Path) -> None:
     assert planned["train"] == 2
     assert planned["evaluate_agent"] == 4, "two candidates on two splits; the baseline stays"
     assert "demo_base" not in planned
-
-
-def test_the_micro_recipe_is_one_the_demo_validates() -> None:
-    study = validate(read_yaml(ROOT / "config.yaml", ROOT / "tests/micro.yaml"))
-    assert validate(sections(study)["demo-base"], DemoBase).drill.steps > 0

@@ -13,6 +13,8 @@ from agentrl.config import Statistics
 from agentrl.manifest import check_files, read_json
 
 AGENT, RETENTION = "agent", "retention"
+RECORDED = "recorded"
+"""Input role of a retention baseline that was recorded elsewhere (`agentrl/recorded.py`)."""
 
 
 class ComparisonError(ValueError):
@@ -35,6 +37,8 @@ def load(folder: Path) -> Evaluation:
     """Read `{policy}/{measure}/` with its manifest. Raises `ManifestError` where a file is not the recorded one."""
     manifest = read_json(folder / "manifest.json")
     check_files(folder, manifest["outputs"], folder / "manifest.json")
+    if tuple(manifest["policy"].split("/")) != folder.parts[-1 - len(manifest["policy"].split("/")) : -1]:
+        raise ComparisonError(f"{folder}: holds the evaluation of {manifest['policy']}; every policy's records lie in its own folder")
     rows = retention_rows(folder / "answers.jsonl") if folder.name == RETENTION else agent_rows(folder / "episodes.jsonl")
     return Evaluation(manifest["policy"], folder.name, manifest, pd.DataFrame(rows, columns=["item", "trial", "score"]))
 
@@ -79,9 +83,10 @@ def compare(baseline: Evaluation, candidate: Evaluation, settings: Statistics) -
 
 def same_conditions(baseline: Evaluation, candidate: Evaluation) -> None:
     """Refuse a pair that differs in anything but the policy."""
-    for field in ("stage", "config", "engine"):
+    recorded = RECORDED in baseline.manifest["inputs"]  # sampled elsewhere: another stage wrote it, and consumed the file it came in
+    for field in ("config", "engine") if recorded else ("stage", "config", "engine"):
         _equal(candidate, field, baseline.manifest[field], candidate.manifest[field])
-    inputs = set(baseline.manifest["inputs"]) - {"policy"}
+    inputs = set(baseline.manifest["inputs"]) - {"policy", RECORDED}
     for role in sorted(inputs):
         _equal(candidate, f"inputs.{role}", baseline.manifest["inputs"][role], candidate.manifest["inputs"].get(role))
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from agentrl.tasks import SPLITS, check_share
+from agentrl.tasks import FAMILIES, SPLITS, check_share
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 Positive = Annotated[int, Field(ge=1)]
@@ -91,7 +91,9 @@ class Tasks(BaseTasks):
     splits: Splits
 
     @model_validator(mode="after")
-    def _shares_suffice(self) -> "Tasks":
+    def _known_family_and_sufficient_shares(self) -> "Tasks":
+        if self.family not in FAMILIES:
+            raise ValueError(f"tasks.family: {self.family!r} is not one of {', '.join(sorted(FAMILIES))}")
         for split in SPLITS:
             check_share(self, split, getattr(self.splits, split))
         return self
@@ -237,6 +239,44 @@ class Retention(RetentionPrompt):
         return self
 
 
+class RetentionChoice(Retention):
+    """Retention, and a file that names the items. The file is a rule's input, so the section that jobs read does not hold its path."""
+
+    ids_from: str | None = None
+    """Text file with one item id a line, or a recorded baseline (`*.json`), whose items are taken in its order."""
+
+    @model_validator(mode="after")
+    def _one_choice(self) -> "RetentionChoice":
+        if self.ids is not None and self.ids_from is not None:
+            raise ValueError(f"ids and ids_from ({self.ids_from!r}) both choose the items; set one of them to null")
+        return self
+
+
+class Baselines(Section):
+    """Evaluations of the start policy that are taken over, not run. No job reads this: the files are inputs of rules."""
+
+    agent: str | None = None
+    """Folder of an earlier study, e.g. results/earlier."""
+    retention: str | None = None
+    """The same, or a file in the format of `agentrl/recorded.py`; it ends in .json."""
+
+    @property
+    def recorded_file(self) -> str | None:
+        """The retention baseline in the documented format, if that is what is configured."""
+        return self.retention if self.retention is not None and is_recorded(self.retention) else None
+
+    @property
+    def earlier(self) -> dict[str, str]:
+        """`agent` and `retention`, as far as they come from an earlier study, -> its folder."""
+        found = {"agent": self.agent, "retention": None if self.recorded_file else self.retention}
+        return {measure: str(Path(folder)) for measure, folder in found.items() if folder is not None}
+
+
+def is_recorded(path: str) -> bool:
+    """Whether a configured path names a recorded retention baseline; told by its name, so that a plan does not depend on what exists."""
+    return path.endswith(".json")
+
+
 class Statistics(Section):
     """How policies are compared."""
 
@@ -291,8 +331,8 @@ class DemoStage(Section):
     """Share of word problems among the examples."""
     equations: Share
     """Share of bare equations."""
-    fragments: Share
-    """Share of fragments of trajectories; what remains are whole trajectories."""
+    tails: Share
+    """Share of trajectories without their prompt; what remains are whole trajectories."""
     mixture: Mixture
 
 
@@ -343,7 +383,8 @@ class Study(Section):
     training: Training
     arms: Annotated[dict[Name, Arm], Field(min_length=1)]
     evaluation: Evaluation
-    retention: Retention
+    retention: RetentionChoice
+    baselines: Baselines = Baselines()
     statistics: Statistics
     demo_policy: DemoPolicy | None = None
 
@@ -354,6 +395,11 @@ class Study(Section):
                 "exactly one of model.start and demo_policy must be set, a start checkpoint or a recipe to make one; found model.start "
                 f"{json.dumps(self.model.start)} and demo_policy {'null' if self.demo_policy is None else 'set'}"
             )
+        for measure, source in (("agent", self.baselines.agent), ("retention", self.baselines.retention)):
+            if source is not None and Path(source) == Path("results", self.study):
+                raise ValueError(f"baselines.{measure}: {source!r} is this study itself; name an earlier one, or null to evaluate anew")
+        if self.baselines.agent is not None and is_recorded(self.baselines.agent):
+            raise ValueError(f"baselines.agent: {self.baselines.agent!r} is a file; agent baselines come from an earlier study's folder")
         if "baseline" in self.arms:
             raise ValueError("arms.baseline: 'baseline' is the name of the start policy, choose another")
         if self.training.tasks_per_step > self.tasks.splits.train:
@@ -488,14 +534,15 @@ def canonical(data: Any) -> str:
 def sections(study: Study) -> dict[str, dict[str, Any]]:
     """Section name -> plain data: what one job may depend on, so that an edit reruns no more than it must.
 
-    `tasks-{split}` knows only its own split's size, `training` no seeds and `evaluation` no splits (they are wildcards), `arm-{arm}`
-    one arm.
+    `tasks-{split}` knows only its own split's size, `training` no seeds and `evaluation` no splits (they are wildcards), `retention` not
+    where its ids come from (a file is a rule's input), `arm-{arm}` one arm.
     """
     whole = study.model_dump(mode="json")
-    names = ("model", "protocol", "decoding", "reward", "retention", "statistics")
+    names = ("model", "protocol", "decoding", "reward", "statistics")
     out: dict[str, dict[str, Any]] = {name: whole[name] for name in names}
     out["training"] = _part(whole["training"], TrainingSettings)
     out["evaluation"] = _part(whole["evaluation"], EvaluationShape)
+    out["retention"] = _part(whole["retention"], Retention)
     base = _part(whole["tasks"], BaseTasks)
     for split, count in whole["tasks"]["splits"].items():
         out[f"tasks-{split}"] = {**base, "seed": whole["tasks"]["seed"], "count": count}
@@ -508,6 +555,17 @@ def sections(study: Study) -> dict[str, dict[str, Any]]:
         out["demo-base"] = {**job, "stage": recipe["base"], "architecture": recipe["architecture"], "drill": recipe["drill"]}
         out["demo-sft"] = {**job, "stage": recipe["sft"], "lora": recipe["sft_lora"]}
     return out
+
+
+def check_taken_over(study: Study) -> None:
+    """Refuse a baseline or id file that is not there. Snakemake would not where its output exists already, whatever made that."""
+    wanted = [("retention.ids_from", study.retention.ids_from), ("baselines.retention", study.baselines.recorded_file)]
+    measures = {"agent": [f"agent-{split}" for split in study.evaluation.splits], "retention": ["retention"]}
+    for kind, folder in study.baselines.earlier.items():
+        wanted += [(f"baselines.{kind}", f"{folder}/policies/baseline/{measure}/manifest.json") for measure in measures[kind]]
+    for key, path in wanted:
+        if path is not None and not Path(path).is_file():
+            raise ConfigError(f"{key}: no file {path}; give a path that exists, as seen from the folder of the Snakefile, or null")
 
 
 def _part(content: Mapping[str, Any], model: type[Section]) -> dict[str, Any]:

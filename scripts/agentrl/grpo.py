@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from datasets import Dataset
 from peft import LoraConfig, load_peft_weights, set_peft_model_state_dict
 from transformers import (
@@ -32,7 +31,7 @@ from trl import GRPOConfig, GRPOTrainer
 from agentrl import trajectory
 from agentrl.config import Decoding, Model, TrainingSettings
 from agentrl.health import StepRecord, advantage_tolerances, group_advantages
-from agentrl.manifest import write_json, write_text
+from agentrl.manifest import read_json, write_json, write_text
 from agentrl.rollout import Rollout
 from agentrl.tasks import Task
 from agentrl.trajectory import Key, Trajectory
@@ -192,7 +191,6 @@ def trainer(
     device: Model,
 ) -> RecordedTrainer:
     """The configured trainer; the reference of its KL term is the same model with the adapter off."""
-    transformers.set_seed(recorder.seed)  # the adapter is initialised before TRL sets its own seed
     arguments = GRPOConfig(
         output_dir=str(recorder.work),
         max_steps=settings.steps,
@@ -212,7 +210,7 @@ def trainer(
         top_p=decoding.top_p,
         top_k=decoding.top_k,
         min_p=decoding.min_p,
-        seed=recorder.seed,
+        seed=recorder.seed,  # set before the adapter is initialised (GRPOTrainer.__init__, TRL 1.16)
         data_seed=recorder.seed,
         bf16=device.dtype == "bfloat16",
         use_cpu=device.device == "cpu",
@@ -265,6 +263,15 @@ def train(made: RecordedTrainer, work: Path) -> int:
     else:
         made.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     return step
+
+
+def save_adapter(model: torch.nn.Module, folder: Path) -> None:
+    """Write the adapter so that equal work gives equal bytes: PEFT would record the start's path and its targets in set order."""
+    model.save_pretrained(folder)
+    config = read_json(folder / "adapter_config.json")
+    write_json(
+        folder / "adapter_config.json", {**config, "base_model_name_or_path": "start", "target_modules": sorted(config["target_modules"])}
+    )
 
 
 def adapter_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -131,6 +131,11 @@ class Stage:
         }
         write_json(self.folder / "manifest.json", content)
 
+    def take_over(self, manifest: Path) -> None:
+        """Another run's manifest as it is, for outputs that are its outputs; the provenance is this stage's own."""
+        write_json(self.folder / "provenance.json", self._provenance())
+        write_text(self.folder / "manifest.json", manifest.read_text(encoding="utf-8"))
+
     def status(self, state: str, error: str | None = None) -> None:
         """Write `status.json`: started, failed with the error, or done."""
         record = {"state": state, "command": self.command, "started": self.began, "seconds": round(time.monotonic() - self.clock, 2)}

@@ -111,4 +111,6 @@ def check_policy(manifest: str | Path) -> tuple[Path, dict[str, Any]]:
         raise ManifestError(f"{manifest}: records no checkpoint under {CHECKPOINT}/; it is not a policy's manifest")
     folder = Path(manifest).parent / CHECKPOINT
     check_files(folder, recorded, manifest)
+    if added := sorted(set(check_checkpoint(folder)) - set(recorded)):
+        raise ManifestError(f"{folder / added[0]}: not recorded in {manifest}, but would be loaded; remove it, or rerun its stage")
     return folder, content

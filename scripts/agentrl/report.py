@@ -7,12 +7,15 @@ from typing import Any
 import jinja2
 
 from agentrl import ledger
+from agentrl.comparison import RECORDED, RETENTION
 from agentrl.config import Statistics
 from agentrl.hashing import sha256
 from agentrl.manifest import read_json
 
 TEMPLATES = Path(__file__).parent / "templates"
 BASELINE = "baseline"
+SMALLEST_P = 0.0001
+"""A smaller p is printed as below this."""
 TRAINING_FACTS = ("steps", "episodes", "unique_tasks", "groups", "mixed_groups", "mean_reward", "strict_success")
 LIMITS = (
     "One synthetic task family: the result says nothing about other tools, longer episodes or real orders.",
@@ -21,6 +24,10 @@ LIMITS = (
     "Intervals cover the choice of items only, not training seeds, sampling trials or other task families.",
     "What the start policy saw in pretraining is unknown; a retention item may have been among it.",
     "Retention, MGSM included, also measures format and token limit: a right result in the wrong form counts as wrong.",
+)
+RECORDED_LIMIT = (
+    "The start policy's retention was recorded elsewhere: checkpoint, tokenizer, items, prompt, decoding and token limit are equal by "
+    "the record's own account, and its scores were recomputed from its token ids; that this checkpoint gave them was not re-run."
 )
 
 
@@ -46,7 +53,7 @@ def summarize(study: Path, candidates: Sequence[str], measures: Sequence[str], s
         if manifest["config"]["arm"]["reward"] == "random":
             placebos.append(name)
     pairs = {name: comparison[name.split("/")[0]][name] for name in candidates}
-    judged = [m for m in measures if m.startswith("agent-")][-1]
+    judged = max(m for m in measures if m.startswith("agent-"))  # agent-test where it was evaluated, else agent-dev
     return {
         "study": study.name,
         "judged_on": judged,
@@ -55,7 +62,7 @@ def summarize(study: Path, candidates: Sequence[str], measures: Sequence[str], s
         "comparisons": pairs,
         "training": training,
         "looks": looks(study),
-        "limits": list(LIMITS),
+        "limits": [*LIMITS, *recorded_baseline(study)],
     }
 
 
@@ -63,6 +70,14 @@ def looks(study: Path) -> list[str]:
     """What the ledger says about this study's test split; nothing where the split was never made."""
     tasks = study / "tasks" / "test" / "tasks.jsonl"
     return ledger.sentences(ledger.looks(study.parent / ledger.NAME, sha256(tasks)), study.name) if tasks.is_file() else []
+
+
+def recorded_baseline(study: Path) -> list[str]:
+    """What a retention baseline that was recorded elsewhere does not prove; nothing where the study sampled it."""
+    file = study / "policies" / BASELINE / RETENTION / "manifest.json"
+    if not file.is_file() or RECORDED not in read_json(file).get("inputs", {}):
+        return []
+    return [RECORDED_LIMIT]
 
 
 def findings(pairs: Mapping[str, Mapping[str, Any]], placebos: Sequence[str], judged: str, alpha: float) -> list[str]:
@@ -106,7 +121,7 @@ def _verdict(pair: Mapping[str, Any], caveat: str, alpha: float) -> str:
 
 
 def _change(pair: Mapping[str, Any]) -> str:
-    p = "" if pair["mcnemar_p"] is None else f", McNemar p = {probability(pair['mcnemar_p'])}"
+    p = "" if pair["mcnemar_p"] is None else f", McNemar p {'= ' * (pair['mcnemar_p'] >= SMALLEST_P)}{probability(pair['mcnemar_p'])}"
     return f"{points(pair['difference'])} points, {pair['wins']} wins, {pair['losses']} losses of {pair['items']}{p}"
 
 
@@ -126,7 +141,7 @@ def points(fraction: float) -> str:
 
 def probability(value: float) -> str:
     """A p value with three significant digits."""
-    return f"{value:.3g}" if value >= 0.0001 else "< 0.0001"
+    return f"{value:.3g}" if value >= SMALLEST_P else f"< {SMALLEST_P}"
 
 
 def render(summary: Mapping[str, Any]) -> str:

@@ -55,7 +55,8 @@ class Answer:
     prompt_ids: list[int]
     ids: list[int]
     """Sampled, stop id included."""
-    logprobs: list[float]
+    logprobs: list[float] | None
+    """None only where a recorded baseline lacks them."""
     finish: Literal["stop", "length"]
     strict: int | None
     """Integer of a closing `<answer>` tag of an output that ended itself."""
@@ -82,7 +83,7 @@ def answers(
 
 
 def score(
-    item: Item, policy: str, step: int, seed: int, prompt: list[int], ids: list[int], logprobs: list[float], finish: Any, text: str
+    item: Item, policy: str, step: int, seed: int, prompt: list[int], ids: list[int], logprobs: list[float] | None, finish: Any, text: str
 ) -> Answer:
     """Both scores of one output. An output cut by the limit has no strict answer."""
     strict = strict_answer(text) if finish == "stop" else None
@@ -164,13 +165,13 @@ def _fetch(file: Path) -> None:
     partial.replace(file)
 
 
-def select(items: list[Item], section: Retention) -> list[Item]:
+def select(items: list[Item], section: Retention, origin: str = "retention.ids") -> list[Item]:
     """The frozen items: those named in `section.ids`, in that order, else `section.items` of them by seed, in file order."""
     if section.ids is not None:
         known = {item.id: item for item in items}
         missing = [i for i in section.ids if i not in known]
         if missing:
-            raise RetentionError(f"retention.ids: {missing[0]!r} is no item of {section.source} (known: {items[0].id} to {items[-1].id})")
+            raise RetentionError(f"{origin}: {missing[0]!r} is no item of {section.source} (known: {items[0].id} to {items[-1].id})")
         return [known[i] for i in section.ids]
     if section.items > len(items):
         raise RetentionError(f"retention.items: {section.items} wanted, {section.source} has {len(items)}")

@@ -4,13 +4,12 @@ The item is the unit. Trials of one item are averaged before anything is counted
 never looks like more items. Every value is a fraction, never a percentage. Nothing is imputed: a table with a
 hole is refused, because items that are missing are seldom missing at random.
 
-Three kinds of statement are kept apart: descriptive (`item_bootstrap`, `wilson`), tests (`mcnemar_exact`) and
+Three kinds of statement are kept apart: descriptive (`item_bootstrap`, `wilson`), tests (`mcnemar_exact`, `sign_flip`) and
 gates (`zero_drop_gate`). Each carries a sentence from `COVERS` that says what it leaves out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -20,23 +19,23 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy import fft, stats
 
+from agentrl.scores import StatisticsError, same_labels, score_grid, some
+
 COVERS: Final = MappingProxyType(
     {
         "items": "Covers only the choice of items; not training seeds, sampling trials, other task families.",
         "rate": "Covers only the choice of items for this one policy; not training seeds, sampling trials or "
         "other task families, and it is no comparison of two policies.",
+        "permutation": "Conditional on the training seeds at hand: a small p says that these policies differ on items like these, not that "
+        "another training run would.",
         "gate": "A rule set in advance, not a test: passing does not show that nothing was lost.",
     }
 )
 MAX_DENOMINATOR: Final = 1000  # k trials give multiples of 1/k; finer scores than this are resampled
 LATTICE_TOLERANCE: Final = 1e-9  # a mean of k scores misses its lattice by some 1e-16, any other value by more
 TIE_TOLERANCE: Final = 1e-12  # float noise of a sum or of a probability; far below one item or one resample
+MAX_SIGN_STEPS: Final = 2**27  # additions of an exact sign-flip distribution, about 0.2 s; beyond it signs are drawn
 CHUNK_CELLS: Final = 2**22  # resampled indices held at once: 32 MiB
-SHOWN: Final = 5  # offenders that an error message names
-
-
-class StatisticsError(ValueError):
-    """A table or argument from which no honest statistic follows; the message names what is wrong."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +69,7 @@ class Interval:
     low: float
     high: float
     method: str
-    """`exact-percentile-bootstrap`, `resampled-percentile-bootstrap` or `wilson`."""
+    """`exact-percentile-bootstrap`, `resampled-percentile-bootstrap` or `wilson` here; `inference.py` has more."""
     note: str
     """What the interval does not cover, and whether it is degenerate."""
     confidence: float = 0.95
@@ -78,6 +77,21 @@ class Interval:
     """Seed of the resampling; None where nothing was drawn."""
     resamples: int | None = None
     """Number of resamples; None where nothing was drawn."""
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """A two-sided permutation p value and the sentence that limits it."""
+
+    p: float
+    """In (0, 1]."""
+    method: str
+    """`exact-sign-flip` or `monte-carlo-sign-flip`."""
+    note: str
+    seed: int | None = None
+    """Seed of the drawn signs; None where all were counted."""
+    resamples: int | None = None
+    """Number of drawn sign vectors; None where all were counted."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +136,9 @@ def paired(baseline: pd.DataFrame, candidate: pd.DataFrame) -> Paired:
     Raises:
         StatisticsError: a hole, a duplicate, a score that is no number in [0, 1], or unequal items or trials.
     """
-    before, after = _score_grid(baseline, "baseline"), _score_grid(candidate, "candidate")
-    _same_labels(before.index, after.index, "items")
-    _same_labels(before.columns, after.columns, "trials")
+    before, after = score_grid(baseline, "baseline"), score_grid(candidate, "candidate")
+    same_labels(before.index, after.index, "items")
+    same_labels(before.columns, after.columns, "trials")
     base_items, candidate_items = before.mean(axis=1), after.mean(axis=1)
     differences = (candidate_items - base_items).rename("difference")
     differences = differences.mask(differences.abs() <= TIE_TOLERANCE, 0.0)
@@ -187,7 +201,7 @@ def item_bootstrap(differences: ArrayLike, confidence: float = 0.95, *, seed: in
         StatisticsError: a difference outside [-1, 1], none at all, or a confidence outside (0, 1).
     """
     values = _checked_values(differences)
-    _check_open_unit(confidence, "confidence")
+    check_open_unit(confidence, "confidence")
     note = _items_note(values)
     levels = ((1 - confidence) / 2, (1 + confidence) / 2)
     exact = mean_distribution(values)
@@ -216,6 +230,35 @@ def mcnemar_exact(wins: int, losses: int) -> float:
     return float(stats.binomtest(wins, wins + losses, 0.5).pvalue)
 
 
+def sign_flip(differences: ArrayLike, *, seed: int = 0, resamples: int = 100_000) -> Permutation:
+    """Return the two-sided paired permutation test over items: P(|sum of +-d_i| >= |sum of d_i|) under random signs.
+
+    Swapping the policies of an item flips the sign of its difference, so the reference set is all 2^n sign vectors, all counted where the
+    differences share a denominator up to 1000: the sum of the +-k_i has the convolution of n two-point distributions. The terms
+    are positive, so small p values keep their relative accuracy, which an FFT would lose. Else signs are drawn and
+    p = (1 + hits) / (1 + resamples) (Phipson and Smyth 2010). For 0/1 outcomes of one trial it is `mcnemar_exact`.
+
+    Exchangeable, so exact, if both policies have the same trials: one seed. The mean over k seeds against one shared baseline has k
+    times the trials: under equal policies the differences then have mean 0 but are a little skewed, and p is approximate.
+
+    Args:
+        differences: item means of candidate - baseline, in [-1, 1].
+        seed: of the drawn signs.
+        resamples: at least 1; unused where all are counted.
+
+    Raises:
+        StatisticsError: a difference outside [-1, 1], none at all, or resamples below 1.
+    """
+    values = _checked_values(differences)
+    denominator = _denominator(values)
+    if denominator is not None:
+        sizes = np.rint(values * denominator).astype(np.int64)
+        if np.count_nonzero(sizes) * int(np.abs(sizes).sum()) <= MAX_SIGN_STEPS:
+            return Permutation(_exact_sign_flip(sizes), "exact-sign-flip", COVERS["permutation"])
+    p = _drawn_sign_flip(values, seed, resamples)
+    return Permutation(p, "monte-carlo-sign-flip", COVERS["permutation"], seed, resamples)
+
+
 def smallest_significant_wins(n: int, alpha: float = 0.05) -> int | None:
     """Return the fewest wins without a loss, among n items, whose McNemar p value is at most alpha.
 
@@ -224,8 +267,8 @@ def smallest_significant_wins(n: int, alpha: float = 0.05) -> int | None:
     Raises:
         StatisticsError: n below 1 or alpha outside (0, 1).
     """
-    _check_items(n)
-    _check_open_unit(alpha, "alpha")
+    check_items(n)
+    check_open_unit(alpha, "alpha")
     return next((wins for wins in range(1, n + 1) if mcnemar_exact(wins, 0) <= alpha + TIE_TOLERANCE), None)
 
 
@@ -255,7 +298,7 @@ def zero_drop_false_alarm(n: int, discordance: float) -> float:
     Raises:
         StatisticsError: n below 1 or discordance outside [0, 1].
     """
-    _check_items(n)
+    check_items(n)
     if not 0 <= discordance <= 1:
         raise StatisticsError(f"discordance is {discordance}, expected a fraction in [0, 1]")
     discordant = np.arange(n + 1)
@@ -271,57 +314,12 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval:
     Raises:
         StatisticsError: n below 1, successes outside [0, n], or a confidence outside (0, 1).
     """
-    _check_items(n)
-    _check_open_unit(confidence, "confidence")
+    check_items(n)
+    check_open_unit(confidence, "confidence")
     if not 0 <= successes <= n:
         raise StatisticsError(f"successes is {successes}, expected 0 to {n}")
     bounds = stats.binomtest(successes, n).proportion_ci(confidence, method="wilson")
     return Interval(float(bounds.low), float(bounds.high), "wilson", COVERS["rate"], confidence)
-
-
-def _score_grid(table: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Return the checked scores as floats, one row per item and one column per trial, both sorted."""
-    _check_columns(table, name)
-    outside = table[~table["score"].between(0, 1)]  # NaN is between nothing
-    if len(outside):
-        cells = (f"{row.item!r} trial {row.trial}: {row.score}" for row in outside.itertuples())
-        raise StatisticsError(f"{name}: score is no number in [0, 1] for {_some(cells)}; rerun these")
-    keys = pd.MultiIndex.from_frame(table[["item", "trial"]])
-    twice = keys[keys.duplicated()].unique()
-    if len(twice):
-        raise StatisticsError(f"{name}: more than one row for {_cells(twice)}; keep one of each")
-    missing = pd.MultiIndex.from_product([keys.unique(0), keys.unique(1)]).difference(keys)
-    if len(missing):
-        raise StatisticsError(f"{name}: no row for {_cells(missing)}; rerun these, nothing is imputed")
-    return table.astype({"score": np.float64}).pivot(index="item", columns="trial", values="score")
-
-
-def _check_columns(table: pd.DataFrame, name: str) -> None:
-    """Refuse a table that is empty, lacks a column, or holds the wrong type or several seeds."""
-    absent = [column for column in ("item", "trial", "score") if column not in table.columns]
-    if absent:
-        raise StatisticsError(f"{name}: no column {', '.join(absent)}; found {_some(map(str, table.columns))}")
-    if table.empty:
-        raise StatisticsError(f"{name}: no rows")
-    wrong = [item for item in table["item"] if not isinstance(item, str)]
-    if wrong:
-        raise StatisticsError(f"{name}: item must be str, found {_some(map(repr, wrong))}; read it as str")
-    if not pd.api.types.is_integer_dtype(table["trial"]) or table["trial"].isna().any():
-        raise StatisticsError(f"{name}: trial must be a whole number, found {table['trial'].dtype} or a gap")
-    if not pd.api.types.is_numeric_dtype(table["score"]):
-        raise StatisticsError(f"{name}: score must be a number, found {table['score'].dtype}")
-    if "seed" in table.columns and table["seed"].nunique(dropna=False) > 1:
-        seeds = _some(map(str, table["seed"].unique()))
-        raise StatisticsError(f"{name}: seeds {seeds} in one table; compare one seed at a time")
-
-
-def _same_labels(baseline: pd.Index, candidate: pd.Index, what: str) -> None:
-    """Refuse labels that only one of the two tables has, naming them and the table that lacks them."""
-    for name, have, want in (("candidate", candidate, baseline), ("baseline", baseline, candidate)):
-        lacking = want.difference(have).tolist()
-        if lacking:
-            names = _some(map(repr, lacking))
-            raise StatisticsError(f"{name}: lacks the {what} {names}; evaluate both policies alike")
 
 
 def _denominator(values: NDArray[np.float64]) -> int | None:
@@ -353,6 +351,34 @@ def _resampled_means(values: NDArray[np.float64], seed: int, resamples: int) -> 
     return np.concatenate([chunk.mean(axis=1) for chunk in drawn])
 
 
+def _exact_sign_flip(sizes: NDArray[np.int64]) -> float:
+    """Return the sign-flip p value of whole numbers, through the distribution of the sum of those with a plus sign."""
+    moved = np.sort(np.abs(sizes[sizes != 0]))
+    if not len(moved):
+        return 1.0
+    moved //= np.gcd.reduce(moved)
+    probability = np.ones(1)
+    for size in moved.tolist():
+        grown = np.zeros(len(probability) + size)
+        grown[: len(probability)] = probability / 2
+        grown[size:] += probability / 2
+        probability = grown
+    observed = abs(int(sizes.sum())) // int(np.gcd.reduce(np.abs(sizes)))
+    return min(1.0, 2 * float(probability[: (len(probability) - 1 - observed) // 2 + 1].sum()))
+
+
+def _drawn_sign_flip(values: NDArray[np.float64], seed: int, resamples: int) -> float:
+    """Return the sign-flip p value over drawn signs, the observed ones counted among them."""
+    if resamples < 1:
+        raise StatisticsError(f"resamples is {resamples}, expected at least 1")
+    rng = np.random.Generator(np.random.Philox(seed))
+    rows, hits, reached = max(1, CHUNK_CELLS // len(values)), 1, abs(values.sum()) - TIE_TOLERANCE * len(values)
+    for start in range(0, resamples, rows):
+        signs = rng.integers(2, size=(min(rows, resamples - start), len(values)), dtype=np.int8)
+        hits += int(np.count_nonzero(np.abs((2 * signs - 1) @ values) >= reached))
+    return hits / (1 + resamples)
+
+
 def _items_note(values: NDArray[np.float64]) -> str:
     """Return the sentence for an item bootstrap, with a warning where the bootstrap cannot spread."""
     if len(values) == 1:
@@ -369,30 +395,18 @@ def _checked_values(values: ArrayLike) -> NDArray[np.float64]:
         raise StatisticsError(f"expected a non-empty list of item differences, got shape {numbers.shape}")
     outside = numbers[~(np.abs(numbers) <= 1)]  # NaN compares false
     if outside.size:
-        found = _some(map(str, outside.tolist()))
+        found = some(map(str, outside.tolist()))
         raise StatisticsError(f"item differences must lie in [-1, 1], found {found}")
     return numbers
 
 
-def _check_open_unit(value: float, name: str) -> None:
+def check_open_unit(value: float, name: str) -> None:
     """Refuse a level that is not strictly between 0 and 1; 95 for 0.95 is the usual slip."""
     if not 0 < value < 1:
         raise StatisticsError(f"{name} is {value}, expected a fraction strictly between 0 and 1")
 
 
-def _check_items(n: int) -> None:
+def check_items(n: int) -> None:
     """Refuse a number of items below 1."""
     if n < 1:
         raise StatisticsError(f"n is {n}, expected at least 1 item")
-
-
-def _cells(keys: pd.MultiIndex) -> str:
-    """Return the first (item, trial) keys as text."""
-    return _some(f"{item!r} trial {trial}" for item, trial in keys)
-
-
-def _some(parts: Iterable[str]) -> str:
-    """Return the first few parts and how many more there are."""
-    listed = list(parts)
-    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
-    return ", ".join(listed[:SHOWN]) + more

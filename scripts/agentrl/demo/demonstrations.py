@@ -26,8 +26,6 @@ BARE = ("Ich prüfe mein Ergebnis mit dem Werkzeug.",)
 ADD = ("Ich zähle die Werte zusammen.",)
 REPORT = ("Ich gebe das Ergebnis an.", "Das Werkzeug hat geantwortet.")
 DRILL_SYMBOLS = 16
-HEAD_TOKENS = 36
-"""From the prompt's lookup call to its end."""
 DRILL_EQUATIONS = 30
 TALK = ("Ich antworte in einem Satz.",)
 
@@ -120,15 +118,10 @@ def example(trajectory: Trajectory) -> Example:
     return Example(prompt + trajectory.completion_ids, [0] * len(prompt) + trajectory.loss_mask)
 
 
-def fragments(trajectory: Trajectory) -> tuple[Example, Example]:
-    """A trajectory without what makes rows long: the first turn behind the end of its prompt, and everything from the first observation on.
-
-    These are the steps that copy values. Rows of fragments show them several times as often as whole trajectories do.
-    """
-    whole, prompt = example(trajectory), len(trajectory.prompt_ids)
-    first = prompt + len(trajectory.sampled[0].ids)
-    head = slice(prompt - HEAD_TOKENS, first)
-    return Example(whole.ids[head], whole.mask[head]), Example(whole.ids[first:], whole.mask[first:])
+def tail(trajectory: Trajectory) -> Example:
+    """A trajectory from its first observation on: the steps that copy values, without the prompt that makes rows long."""
+    whole, first = example(trajectory), len(trajectory.prompt_ids) + len(trajectory.sampled[0].ids)
+    return Example(whole.ids[first:], whole.mask[first:])
 
 
 def encode_turn(chat: ChatProtocol, text: str) -> list[int]:

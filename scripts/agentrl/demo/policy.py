@@ -30,7 +30,7 @@ from transformers import (
 from agentrl.config import Architecture, DemoBase, DemoJob, DemoStage, Drill, Lora
 from agentrl.demo import tokenizer as demo_tokenizer
 from agentrl.demo import wordproblems
-from agentrl.demo.demonstrations import Example, demonstrate, drill, equations, example, fragments, script, solve
+from agentrl.demo.demonstrations import Example, demonstrate, drill, equations, example, script, solve, tail
 from agentrl.protocol import ChatProtocol
 from agentrl.retention import messages
 from agentrl.tasks import base_tasks
@@ -41,7 +41,7 @@ TOKENIZER_EXAMPLES = 600
 ROWS_PER_STAGE = 4000
 """Distinct rows of one stage; more steps see them again."""
 PARTS_PER_ROW = 4
-"""Word problems, or fragments of trajectories, that together are about as long as one trajectory."""
+"""Word problems, or tails of trajectories, that together are about as long as one trajectory."""
 WARMUP = 0.08
 WEIGHT_DECAY = 0.01
 
@@ -82,15 +82,14 @@ def new_model(shape: Architecture, tokenizer: PreTrainedTokenizerFast, seed: int
 def examples(recipe: DemoJob, chat: ChatProtocol) -> tuple[list[Example], dict[str, Any]]:
     """Supervised rows of one stage, shuffled, and what they contain. Short examples share a row, so that little is padding."""
     stage, rng = recipe.stage, Random(f"stage/{recipe.stage.seed}")
-    shares = (stage.word_problems, stage.equations, stage.fragments)
-    arithmetic, bare, cut = (round(ROWS_PER_STAGE * share) for share in shares)
-    whole = ROWS_PER_STAGE - arithmetic - bare - cut
-    tasks = base_tasks(recipe.tasks, whole + cut * PARTS_PER_ROW // 2, stage.seed)
+    shares = (stage.word_problems, stage.equations, stage.tails)
+    arithmetic, bare, tails = (round(ROWS_PER_STAGE * share) for share in shares)
+    whole = ROWS_PER_STAGE - arithmetic - bare - tails
+    tasks = base_tasks(recipe.tasks, whole + tails * PARTS_PER_ROW, stage.seed)
     played = demonstrate(tasks, chat, recipe.protocol, stage.mixture, stage.seed)
     problems = wordproblems.problems(arithmetic * PARTS_PER_ROW, stage.seed, held_out=False)
     rows = [example(t) for t in played[:whole]] + [equations(chat, rng) for _ in range(bare)]
-    rows += joined([part for t in played[whole:] for part in fragments(t)])
-    rows += joined([solve(p, chat, recipe.retention, stage.mixture, rng) for p in problems])
+    rows += joined([tail(t) for t in played[whole:]]) + joined([solve(p, chat, recipe.retention, stage.mixture, rng) for p in problems])
     rng.shuffle(rows)
     strict = sum(t.outcome.strict for t in played) / max(1, len(played))
     return rows, {"demonstrations": len(played), "strict_share": round(strict, 4), "word_problems": len(problems), "equation_rows": bare}

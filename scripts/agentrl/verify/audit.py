@@ -7,7 +7,7 @@ from agentrl.manifest import read_json
 from agentrl.protocol import ChatProtocol, load_tokenizer
 from agentrl.retention import read_items
 from agentrl.tasks import SPLITS, Task, contains_fact, read_tasks
-from agentrl.verify import chain, numbers
+from agentrl.verify import baselines, chain, numbers
 from agentrl.verify.breaks import Findings
 from agentrl.verify.evidence import Evidence
 
@@ -27,9 +27,11 @@ def verify(study: Path, checkpoints: bool = False, summary: bool = True) -> Find
     chain.check_freezes(study, findings)
     chain.check_configs(study, folders, findings)
     chain.check_code(study, folders, findings)
+    baselines.note_adopted(study, findings)
     with findings.reading(study / "start" / "tokenizer"):
         evidence = Evidence(study, ChatProtocol(load_tokenizer(study / "start" / "tokenizer")), findings)
         _check_evidence(study, folders, evidence, findings)
+        baselines.check_recorded(study, evidence.chat, findings)
         if (study / "statistics" / "comparison.json").is_file():
             numbers.check_statistics(study, evidence, findings)
             if summary:
@@ -81,9 +83,10 @@ def _check_matching(study: Path, evaluations: Sequence[Path], findings: Findings
         file, baseline = folder / "manifest.json", study / "policies" / "baseline" / measure / "manifest.json"
         with findings.reading(file):
             mine, theirs = read_json(file), read_json(baseline)
-            for field in ("stage", "config", "engine"):
+            recorded = "recorded" in theirs["inputs"]  # sampled elsewhere: checked by `baselines.check_recorded`
+            for field in ("config", "engine") if recorded else ("stage", "config", "engine"):
                 findings.equal("matching", file, "", field, theirs[field], mine[field])
-            for role in sorted({*theirs["inputs"], *mine["inputs"]} - {"policy"}):
+            for role in sorted({*theirs["inputs"], *mine["inputs"]} - {"policy", "recorded"}):
                 findings.equal("matching", file, "", f"inputs.{role}", theirs["inputs"].get(role), mine["inputs"].get(role))
 
 

@@ -72,7 +72,9 @@ def expected_inputs(study: Path, folder: Path) -> dict[str, Path]:
             model = start if name == "baseline" else study / "arms" / name / "merged" / "manifest.json"
             freeze = study / "freeze" / f"{measure}.json"
             if measure == "retention":
-                return {"policy": model, "freeze": freeze, "items": study / "retention" / "items.jsonl"}
+                copy = folder / "recorded.json"
+                recorded = {"recorded": copy} if name == "baseline" and _lists(folder, copy.name) else {}
+                return {"policy": model, "freeze": freeze, "items": study / "retention" / "items.jsonl", **recorded}
             return {"policy": model, "freeze": freeze, "tasks": study / "tasks" / measure.removeprefix("agent-") / "tasks.jsonl"}
         case ("arms", arm, _, "train"):
             tasks = study / "tasks" / "train" / "tasks.jsonl"
@@ -85,6 +87,11 @@ def expected_inputs(study: Path, folder: Path) -> dict[str, Path]:
             names = [role for role in read_json(folder / "manifest.json")["inputs"] if "/" in role]
             return {"section": config / "statistics.json", **{name: study / "policies" / name / "manifest.json" for name in names}}
     return {}
+
+
+def _lists(folder: Path, name: str) -> bool:
+    """Whether a manifest has an output: a file that merely lies there may be an earlier run's."""
+    return name in read_json(folder / "manifest.json")["outputs"]
 
 
 def check_inputs(study: Path, folders: Sequence[Path], findings: Findings) -> None:

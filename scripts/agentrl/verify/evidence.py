@@ -69,7 +69,7 @@ class Evidence:
             manifest = read_json(folder / "manifest.json")
             section = validate(manifest["config"]["retention"], Retention)
             counts, scores = Counter(dict.fromkeys(manifest["counts"], 0)), []
-            lines = list(_lines(file))
+            lines = list(read_lines(file))
             self.findings.equal("episodes", file, "", "items", [item.id for item in items], [row["item"] for _, row in lines])
             for (number, row), item in zip(lines, items, strict=False):
                 counts.update(self._answer(file, number, row, item, section, policy, steps))
@@ -101,7 +101,8 @@ class Evidence:
             self.findings.equal("answer", file, name, field, value, row[field])
         if not 0 < len(ids) <= section.max_tokens or (not stopped and len(ids) != section.max_tokens):
             self.findings.add("budget", file, name, "ids", f"an answer that stops or fills {section.max_tokens} tokens", f"{len(ids)} ids")
-        self.findings.equal("answer", file, name, "logprobs", len(ids), len(row["logprobs"]))
+        if row["logprobs"] is not None or policy != "baseline":  # a recorded baseline may lack them; `baselines.check_recorded` tells
+            self.findings.equal("answer", file, name, "logprobs", len(ids), len(row["logprobs"] or []))
         self.findings.counts.update({"answers": 1, "sampled tokens": len(ids)})
         return Counter(
             items=1, correct=int(expected["correct"]), flexible_correct=int(expected["flexible_correct"]),
@@ -119,7 +120,7 @@ class Evidence:
             arm, weights, seed = validate(config["arm"], Arm), validate(config["reward"], Reward), config["seed"]
             self.findings.equal("chain", folder / "manifest.json", "", "policy", policy, manifest["policy"])
             table = {task.id: task for task in tasks}
-            lines = list(_lines(file))
+            lines = list(read_lines(file))
             wanted = settings.steps * settings.batch_size
             self.findings.equal("episodes", file, "", "number of episodes", wanted, len(lines))
             for start in range(0, len(lines), settings.batch_size):
@@ -164,7 +165,7 @@ class Evidence:
         self, folder: Path, lines: Sequence[tuple[int, dict[str, Any]]], settings: TrainingSettings, manifest: Mapping[str, Any]
     ) -> None:
         """Step records and the run's totals, recounted from the rows."""
-        steps = [row for _, row in _lines(folder / "steps.jsonl")]
+        steps = [row for _, row in read_lines(folder / "steps.jsonl")]
         self.findings.equal("steps", folder / "steps.jsonl", "", "steps", list(range(1, settings.steps + 1)), [s["step"] for s in steps])
         size, totals, tasks = settings.batch_size, Counter[str](), set[str]()
         reward = 0.0
@@ -195,7 +196,7 @@ class Evidence:
     def _records(self, file: Path, wanted: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, dict[str, Any]]]:
         """Records of an evaluation file; missing, doubled or re-ordered episodes are breaks."""
         keys = []
-        for number, record in _lines(file):
+        for number, record in read_lines(file):
             key = record["key"]
             keys.append(tuple(key[name] for name in ("policy", "step", "split", "task", "trial", "seed")))
             yield number, record
@@ -243,7 +244,7 @@ def _agent_counts(rows: Sequence[tuple[Mapping[str, Any], Replay]]) -> dict[str,
     }
 
 
-def _lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number, record) of a JSONL file. ValueError names the line that is truncated or no JSON."""
     with open(file, encoding="utf-8") as stream:
         for number, line in enumerate(stream, 1):

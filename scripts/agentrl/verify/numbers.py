@@ -80,7 +80,8 @@ def check_summary(study: Path, evidence: Evidence, findings: Findings) -> None:
                 findings.equal("summary", file, f"{policy}, {measure}", "counts", evidence.counts[policy, measure], counts)
         settings = validate(read_json(study / "config" / "statistics.json"), Statistics)
         fresh = report.summarize(study, list(summary["training"]), list(summary["policies"]["baseline"]), settings)
-        fresh["looks"] = summary["looks"]  # the ledger may have grown since, and lies outside the study
+        # the folder may have been renamed; the ledger lies outside the study and may have grown since
+        fresh |= {field: summary[field] for field in ("study", "looks")}
         for field in sorted({*fresh, *summary}):
             findings.equal("summary", file, "", field, _plain(fresh.get(field)), _plain(summary.get(field)))
         text = study / "summary" / "summary.md"

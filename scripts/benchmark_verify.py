@@ -1,0 +1,237 @@
+"""Time verification on a synthetic study of the pilot's size, and of a multiple of it.
+
+The study is made without a model: a scripted policy plays expert and failing episodes through the real rollout, environment and
+manifests, on a given tokenizer, so that records are as long and as many as a real study's.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from agentrl import comparison, config, evaluation, freeze, manifest, retention, tasks, trajectory
+from agentrl.config import canonical
+from agentrl.demo.demonstrations import calculator_call, encode_turn
+from agentrl.engine.base import Request
+from agentrl.engine.scripted import ScriptedEngine
+from agentrl.health import StepRecord, group_advantages
+from agentrl.protocol import ChatProtocol, load_tokenizer
+from agentrl.reward import shaped
+from agentrl.rollout import Rollout
+from agentrl.tasks import Task
+from agentrl.trajectory import Key, Trajectory
+from agentrl.verify.replay import runs
+
+CANDIDATE = "pilot/seed-42"
+SENTENCE = "Ich überlege Schritt für Schritt, was hier verlangt ist, und prüfe die Angaben. "
+THOUGHT = 12
+"""Sentences of one thought: a turn then has about 250 tokens of Qwen3's tokenizer, three turns the pilot's budget."""
+
+
+def main() -> None:
+    """Make studies of both sizes, verify each in a fresh process, print a table and keep the numbers."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokenizer", type=Path, required=True, help="folder with a Qwen3 tokenizer")
+    parser.add_argument("--scales", type=int, nargs="+", default=[1, 100])
+    parser.add_argument("--out", type=Path, help="folder for verify.json")
+    args = parser.parse_args()
+    rows = []
+    for scale in args.scales:
+        with tempfile.TemporaryDirectory() as folder:
+            study = Path(folder) / "study"
+            Synthetic(study, args.tokenizer, scale).make()
+            rows.append({"scale": scale, **measure(study)})
+            print(json.dumps(rows[-1]), flush=True)
+    result = {"rows": rows, "machine": platform.platform(), "cpus": os.cpu_count(), "python": platform.python_version()}
+    if args.out:
+        manifest.write_json(args.out / "verify.json", result)
+
+
+def measure(study: Path) -> dict[str, Any]:
+    """Wall seconds, CPU seconds and peak memory of the command, and what it checked."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    command = [sys.executable, str(Path(__file__).with_name("verify.py")), str(study), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    found = json.loads(done.stdout)
+    if not found["passed"]:
+        sys.exit(f"error: the synthetic study does not verify: {found['breaks'][0]}")
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {
+        "seconds": round(time.monotonic() - began, 2),
+        "cpu_seconds": round(cpu, 2),
+        "peak_mb": after.ru_maxrss >> 10,
+        **{name: found["checked"][name] for name in ("episodes", "answers", "sampled tokens", "external tokens", "tool calls")},
+    }
+
+
+class Synthetic:
+    """A study as its stages would have left it: 64 training and 64 agent episodes, 128 answers, times `scale`."""
+
+    def __init__(self, study: Path, tokenizer: Path, scale: int) -> None:
+        raw = config.read_yaml(Path(__file__).parents[1] / "config.yaml")
+        changes = {"training": {"steps": 16 * scale}, "evaluation": {"splits": ["test"], "trials": scale}, "arms": {"placebo": None}}
+        merged = config.merge(raw, changes)
+        merged["arms"] = {"pilot": raw["arms"]["pilot"]}
+        merged["retention"] |= {"source": "word-problems", "items": 64 * scale}
+        self.study, self.settings = study, config.validate(merged)
+        self.sections = config.sections(self.settings)
+        self.source, self.chat = tokenizer, ChatProtocol(load_tokenizer(tokenizer))
+        self.rollout = Rollout(ScriptedEngine(self._speak, self.chat.stop_ids), self.chat, self.settings.protocol)
+        self.known: dict[str, Task] = {}
+
+    def make(self) -> None:
+        """Write every folder of the study."""
+        for name, content in self.sections.items():
+            manifest.write_text(self.study / "config" / f"{name}.json", canonical(content))
+        self._start()
+        self._tasks()
+        self._freezes()
+        self._training()
+        for policy, steps in (("baseline", 0), (CANDIDATE, self.settings.training.steps)):
+            self._agent(policy, steps)
+            self._answers(policy, steps)
+        self._statistics()
+
+    def _stage(self, folder: str, command: str) -> manifest.Stage:
+        (self.study / folder).mkdir(parents=True, exist_ok=True)
+        return manifest.Stage(self.study / folder, command)
+
+    def _start(self) -> None:
+        stage = self._stage("start", "record_start.py")
+        (stage.folder / "tokenizer").mkdir()
+        names = [p.name for p in self.source.iterdir() if p.name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")]
+        for name in names:
+            (stage.folder / "tokenizer" / name).write_bytes((self.source / name).read_bytes())
+        outputs = [f"tokenizer/{name}" for name in names]
+        stage.manifest({"section": self.study / "config/model.json"}, outputs, self.sections["model"], {"steps": 0})
+
+    def _tasks(self) -> None:
+        for split in ("train", "test"):
+            stage = self._stage(f"tasks/{split}", "generate_tasks.py")
+            found = tasks.generate(self.settings.tasks, split, getattr(self.settings.tasks.splits, split))
+            self.known |= {task.id: task for task in found}
+            tasks.write_tasks(stage.folder / "tasks.jsonl", found)
+            section = self.study / f"config/tasks-{split}.json"
+            stage.manifest({"section": section}, ["tasks.jsonl"], self.sections[f"tasks-{split}"], {"tasks": len(found)})
+        stage = self._stage("retention", "freeze_retention_items.py")
+        self.items = [retention.Item(f"item-{n}", f"Was ist {n} plus {n}?", 2 * n) for n in range(self.settings.retention.items)]
+        retention.write_items(stage.folder / "items.jsonl", self.items)
+        stage.manifest({"section": self.study / "config/retention.json"}, ["items.jsonl"], self.sections["retention"], {})
+
+    def _freezes(self) -> None:
+        names = {
+            "train": ("model", "protocol", "decoding", "reward", "training"),
+            "agent-test": ("model", "protocol", "decoding", "evaluation"),
+            "retention": ("model", "retention"),
+        }
+        for stage, sections in names.items():
+            split = stage.removeprefix("agent-")
+            data = self.study / "retention/items.jsonl" if stage == "retention" else self.study / f"tasks/{split}/tasks.jsonl"
+            folder = self.study / "start/tokenizer"
+            folders = {"tokenizer": (folder, sorted(p.name for p in folder.iterdir()))}
+            folders |= {"start": (folder, [])} if stage == "train" else {}
+            content = freeze.freeze(stage, {"data": data}, folders, {name: self.sections[name] for name in sections})
+            manifest.write_json(self.study / f"freeze/{stage}.json", content)
+
+    def _training(self) -> None:
+        settings, seed = self.settings.training, 42
+        stage = self._stage(f"arms/{CANDIDATE}/train", "train.py")
+        train = [task for task in self.known.values() if task.split == "train"]
+        records: list[Trajectory] = []
+        steps = []
+        for step in range(settings.steps):
+            task = train[step % len(train)]
+            keys = [Key(CANDIDATE, step, "train", task.id, trial, seed) for trial in range(settings.group_size)]
+            played = [replace(t, reward=shaped(t.outcome, self.settings.reward)) for t in self.rollout.play([task] * len(keys), keys)]
+            advantages = group_advantages([t.reward or 0.0 for t in played], settings)
+            pairs = zip(played, advantages, strict=True)
+            batch = [replace(t, advantage=round(a, 6), loss_runs=runs(t.loss_mask)) for t, a in pairs]
+            records += batch
+            steps.append(StepRecord.of(batch, settings.group_size))
+        with open(stage.folder / "episodes.jsonl", "w", encoding="utf-8") as stream:
+            trajectory.append(stream, records)
+        manifest.write_text(stage.folder / "steps.jsonl", "".join(json.dumps(asdict(s)) + "\n" for s in steps))
+        facts = {
+            "policy": CANDIDATE,
+            "steps": len(steps),
+            "episodes": len(records),
+            "groups": len(steps),
+            "mixed_groups": sum(s.mixed_groups for s in steps),
+            "unique_tasks": len({t.key.task for t in records}),
+            "strict_success": sum(t.outcome.strict for t in records),
+            "mean_reward": round(sum(t.reward or 0.0 for t in records) / len(records), 6),
+        }
+        frozen = manifest.read_json(self.study / "freeze/train.json")["config"]
+        files = {
+            "start": "start/manifest.json",
+            "tasks": "tasks/train/tasks.jsonl",
+            "freeze": "freeze/train.json",
+            "arm": "config/arm-pilot.json",
+        }
+        inputs = {role: self.study / name for role, name in files.items()}
+        arm = {**frozen, "arm": self.sections["arm-pilot"], "seed": seed}
+        stage.manifest(inputs, ["episodes.jsonl", "steps.jsonl"], arm, facts)
+        merged = self._stage(f"arms/{CANDIDATE}/merged", "merge_adapter.py")
+        inputs = {"start": inputs["start"], "train": stage.folder / "manifest.json", "section": self.study / "config/model.json"}
+        merged.manifest(inputs, [], self.sections["model"], {"steps": len(steps)})
+
+    def _model(self, policy: str) -> Path:
+        return self.study / ("start" if policy == "baseline" else f"arms/{policy}/merged") / "manifest.json"
+
+    def _agent(self, policy: str, steps: int) -> None:
+        stage = self._stage(f"policies/{policy}/agent-test", "evaluate_agent.py")
+        split = [task for task in self.known.values() if task.split == "test"]
+        trials = self.settings.evaluation.trials
+        played: list[Trajectory] = []
+        with open(stage.folder / "episodes.jsonl", "w", encoding="utf-8") as stream:
+            for batch in evaluation.episodes(self.rollout, split, trials, 32, policy, steps, self.settings.decoding.seed):
+                trajectory.append(stream, batch)
+                played += batch
+        freeze_file = self.study / "freeze/agent-test.json"
+        inputs = {"policy": self._model(policy), "freeze": freeze_file, "tasks": self.study / "tasks/test/tasks.jsonl"}
+        facts = {"policy": policy, "engine": "scripted", "counts": evaluation.measures(played)}
+        stage.manifest(inputs, ["episodes.jsonl"], manifest.read_json(freeze_file)["config"], facts)
+
+    def _answers(self, policy: str, steps: int) -> None:
+        stage = self._stage(f"policies/{policy}/retention", "evaluate_retention.py")
+        engine = ScriptedEngine(lambda _: self._turn("<answer>4</answer>"), self.chat.stop_ids)
+        found = [a for batch in retention.answers(engine, self.chat, self.items, self.settings.retention, policy, steps) for a in batch]
+        lines = (json.dumps(asdict(answer), sort_keys=True) + "\n" for answer in found)
+        manifest.write_text(stage.folder / "answers.jsonl", "".join(lines))
+        freeze_file = self.study / "freeze/retention.json"
+        inputs = {"policy": self._model(policy), "freeze": freeze_file, "items": self.study / "retention/items.jsonl"}
+        facts = {"policy": policy, "engine": "scripted", "counts": retention.measures(found)}
+        stage.manifest(inputs, ["answers.jsonl"], manifest.read_json(freeze_file)["config"], facts)
+
+    def _statistics(self) -> None:
+        stage = self._stage("statistics", "compare.py")
+        measures = ["agent-test", "retention"]
+        compared = comparison.compare_study(self.study / "policies", {"pilot": [CANDIDATE]}, measures, self.settings.statistics)
+        manifest.write_json(stage.folder / "comparison.json", compared)
+        names = [f"{policy}/{measure}" for policy in ("baseline", CANDIDATE) for measure in measures]
+        inputs = {"section": self.study / "config/statistics.json"} | {n: self.study / "policies" / n / "manifest.json" for n in names}
+        stage.manifest(inputs, ["comparison.json"], self.sections["statistics"])
+
+    def _turn(self, content: str) -> list[int]:
+        return encode_turn(self.chat, f"<think>\n{SENTENCE * THOUGHT}\n</think>\n\n{content}")
+
+    def _speak(self, request: Request) -> list[int]:
+        """Expert on even trials; on odd ones the last turn forgets its answer tag."""
+        *_, name, trial, turn = request.key
+        task = self.known[str(name)]
+        first, second = task.facts.values()
+        last = f"<answer>{task.answer}</answer>" if int(trial) % 2 == 0 else "fertig"
+        return self._turn((tasks.lookup_call(task.record_id), calculator_call(f"{first} * {second}"), last)[int(turn)])
+
+
+if __name__ == "__main__":
+    manifest.run(main)

@@ -1,0 +1,42 @@
+"""Take a retention baseline that was recorded elsewhere: compare it with this study by name, score its ids by this study's rule."""
+
+import argparse
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+from agentrl import manifest, policy, recorded, retention
+from agentrl.engine.transformers import TransformersEngine
+from agentrl.freeze import Frozen
+from agentrl.protocol import ChatProtocol, load_tokenizer
+
+
+def main() -> None:
+    """Check what was frozen, compare, write answers and their counts as an evaluation does, and keep the file beside them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--recorded", type=Path, required=True, help=f"file in the format {recorded.FORMAT}")
+    parser.add_argument("--policy", type=Path, required=True, help="the start policy's manifest.json")
+    parser.add_argument("--items", type=Path, required=True)
+    parser.add_argument("--freeze", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    with manifest.stage(args.out, "import_retention.py") as stage:
+        frozen = Frozen(args.freeze)
+        folder, start = policy.check_policy(args.policy)
+        frozen.check({"data": args.items, "baseline": args.recorded}, {"tokenizer": folder})
+        chat = ChatProtocol(load_tokenizer(folder))
+        source = recorded.Import(args.recorded, start, frozen.content, retention.read_items(args.items), chat)
+        answers = source.answers(TransformersEngine.name)
+        lines = [json.dumps(asdict(answer), sort_keys=True, separators=(",", ":")) + "\n" for answer in answers]
+        manifest.write_text(args.out / "answers.jsonl", "".join(lines))
+        shutil.copyfile(args.recorded, args.out / recorded.NAME)
+        inputs = {"policy": args.policy, "freeze": args.freeze, "items": args.items, "recorded": args.recorded}
+        counts = retention.measures(answers)
+        facts = {"policy": recorded.POLICY, "engine": source.content.engine, "counts": counts}
+        stage.manifest(inputs, ["answers.jsonl", recorded.NAME], frozen.content["config"], facts)
+        print(f"{args.recorded}: {counts['items']} answers taken over, {counts['correct']} correct", flush=True)
+
+
+if __name__ == "__main__":
+    manifest.run(main)
