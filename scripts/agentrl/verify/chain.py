@@ -141,6 +141,17 @@ def check_configs(study: Path, folders: Sequence[Path], findings: Findings) -> N
             for name, path in _sections(study, folder, manifest):
                 found = manifest["config"] if name is None else manifest["config"].get(name)
                 findings.equal("config", folder / "manifest.json", "", f"config.{name or ''}", read_json(path), found)
+            if folder.name == "train" and _below(folder, study / "arms"):
+                expected = _overridden(study / "config", folder.relative_to(study).parts[1])
+                findings.equal("config", folder / "manifest.json", "", "config.training", expected, manifest["config"].get("training"))
+
+
+def _overridden(config: Path, arm: str) -> dict[str, Any]:
+    """What an arm trains with: the study's settings below the arm's overrides, merged here a second time on purpose."""
+    settings = read_json(config / "training.json")
+    overrides = read_json(config / f"arm-{arm}.json")["training"]
+    lora = {**settings["lora"], **overrides.get("lora", {})}
+    return {**settings, **overrides, "lora": lora}
 
 
 def _sections(study: Path, folder: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[str | None, Path]]:
@@ -158,7 +169,7 @@ def _sections(study: Path, folder: Path, manifest: Mapping[str, Any]) -> Iterato
         case ("policies", *_):
             yield from ((name, config / f"{name}.json") for name in manifest["config"])
         case ("arms", arm, _, "train"):
-            plain = set(manifest["config"]) - {"arm", "seed"}
+            plain = set(manifest["config"]) - {"arm", "seed", "training"}  # the arm may override training: `_overridden`
             yield from ((name, config / f"{name}.json") for name in sorted(plain))
             yield "arm", config / f"arm-{arm}.json"
 

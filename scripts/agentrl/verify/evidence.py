@@ -221,6 +221,8 @@ class Evidence:
 def _reward(key: Mapping[str, Any], found: Replay, arm: Arm, weights: Reward) -> float:
     if arm.reward == "random":
         return 1.0 if uniform("placebo", key["seed"], key["step"], key["task"], key["trial"]) < 0.5 else 0.0
+    if arm.reward == "binary":
+        return 1.0 if found.outcome["strict"] else 0.0
     return milestone_reward(found.outcome, weights)
 
 
