@@ -351,6 +351,7 @@ DEMO = BASE_TASKS | {"demo_policy.threads", "protocol", "retention.system", "ret
 CONTENT: dict[str, set[str]] = {
     **{name: {name} for name in ("model", "protocol", "decoding", "reward", "training", "evaluation", "retention", "statistics")},
     **{f"tasks-{split}": BASE_TASKS | {"tasks.seed", f"tasks.splits.{split}"} for split in ("train", "dev", "test")},
+    "preflight": {"preflight", "training.group_size"},
     **{f"arm-{arm}": {f"arms.{arm}"} for arm in ("pilot", "placebo")},
     "demo-base": DEMO | {"demo_policy.architecture", "demo_policy.drill", "demo_policy.base"},
     "demo-sft": DEMO | {"demo_policy.sft", "demo_policy.sft_lora"},

@@ -211,6 +211,19 @@ class Arm(Section):
         return validate(merged, TrainingSettings, "training with the arm's overrides")
 
 
+class PreflightGroups(Section):
+    """Before training: groups of training tasks sampled from the start policy."""
+
+    groups: Positive
+
+
+class Preflight(PreflightGroups):
+    """Section `preflight`, as its job reads it."""
+
+    group_size: Annotated[int, Field(ge=2)]
+    """The largest group of any arm: a smaller one is a part of it."""
+
+
 class EvaluationShape(Section):
     """Agent evaluation, the same for every policy."""
 
@@ -406,6 +419,7 @@ class Study(Section):
     reward: Reward
     training: Training
     arms: Annotated[dict[Name, Arm], Field(min_length=1)]
+    preflight: PreflightGroups
     evaluation: Evaluation
     retention: RetentionChoice
     baselines: Baselines = Baselines()
@@ -426,6 +440,8 @@ class Study(Section):
             raise ValueError(f"baselines.agent: {self.baselines.agent!r} is a file; agent baselines come from an earlier study's folder")
         if "baseline" in self.arms:
             raise ValueError("arms.baseline: 'baseline' is the name of the start policy, choose another")
+        if self.preflight.groups > self.tasks.splits.train:
+            raise ConfigError(f"preflight.groups is {self.preflight.groups}, tasks.splits.train has {self.tasks.splits.train} tasks")
         self._enough_tasks("training", self.training)
         for name, arm in self.arms.items():
             try:
@@ -579,6 +595,8 @@ def sections(study: Study) -> dict[str, dict[str, Any]]:
     base = _part(whole["tasks"], BaseTasks)
     for split, count in whole["tasks"]["splits"].items():
         out[f"tasks-{split}"] = {**base, "seed": whole["tasks"]["seed"], "count": count}
+    largest = max(arm.settings(study.training).group_size for arm in study.arms.values())
+    out["preflight"] = {**whole["preflight"], "group_size": largest}
     for name, arm in study.arms.items():
         out[f"arm-{name}"] = arm.content()
     if study.demo_policy is not None:

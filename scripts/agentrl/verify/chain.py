@@ -76,6 +76,9 @@ def expected_inputs(study: Path, folder: Path) -> dict[str, Path]:
                 recorded = {"recorded": copy} if name == "baseline" and _lists(folder, copy.name) else {}
                 return {"policy": model, "freeze": freeze, "items": study / "retention" / "items.jsonl", **recorded}
             return {"policy": model, "freeze": freeze, "tasks": study / "tasks" / measure.removeprefix("agent-") / "tasks.jsonl"}
+        case ("preflight",):
+            tasks = study / "tasks" / "train" / "tasks.jsonl"
+            return {"section": config / "preflight.json", "start": start, "tasks": tasks, "freeze": study / "freeze" / "train.json"}
         case ("arms", arm, _, "train"):
             tasks = study / "tasks" / "train" / "tasks.jsonl"
             return {"start": start, "tasks": tasks, "freeze": study / "freeze" / "train.json", "arm": config / f"arm-{arm}.json"}
@@ -166,7 +169,7 @@ def _sections(study: Path, folder: Path, manifest: Mapping[str, Any]) -> Iterato
             yield None, config / "statistics.json"
         case ("arms", _, _, "merged"):
             yield None, config / "model.json"
-        case ("policies", *_):
+        case ("policies", *_) | ("preflight",):
             yield from ((name, config / f"{name}.json") for name in manifest["config"])
         case ("arms", arm, _, "train"):
             plain = set(manifest["config"]) - {"arm", "seed", "training"}  # the arm may override training: `_overridden`
