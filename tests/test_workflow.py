@@ -253,19 +253,19 @@ def test_another_preflight_retrains_nothing(micro: Path) -> None:
 
 
 def test_an_arm_trains_with_its_own_settings(own: Path) -> None:
-    """One step instead of three, binary reward: the manifest says so, and verification compares it with the sections."""
-    write_json(own / STUDY / "config/arm-pilot.json", {"reward": "binary", "training": {"steps": 1, "lora": {"r": 4}}})
+    """Two steps instead of three, binary reward: the manifest says so, and verification compares it with the sections."""
+    write_json(own / STUDY / "config/arm-pilot.json", {"reward": "binary", "training": {"steps": 2, "lora": {"r": 4}}})
     subprocess.run(train_command(own), cwd=own, check=True, capture_output=True)
     run = own / STUDY / "arms/pilot/seed-3/train"
     manifest, base = load(run / "manifest.json"), load(own / STUDY / "config/training.json")
-    assert manifest["config"]["training"] == {**base, "steps": 1, "lora": {**base["lora"], "r": 4}}
-    assert (manifest["steps"], manifest["episodes"]) == (1, 8)
+    assert manifest["config"]["training"] == {**base, "steps": 2, "lora": {**base["lora"], "r": 4}}
+    assert (manifest["steps"], manifest["episodes"]) == (2, 16)
     assert load(run / "adapter/adapter_config.json")["r"] == 4
     assert [e.reward for e in read(run / "episodes.jsonl")] == [float(e.outcome.strict) for e in read(run / "episodes.jsonl")]
     findings = Findings(own / STUDY)
     check_configs(own / STUDY, [run], findings)
     assert findings.passed, findings.first
-    write_json(own / STUDY / "config/arm-pilot.json", {"reward": "binary", "training": {"steps": 1}})
+    write_json(own / STUDY / "config/arm-pilot.json", {"reward": "binary", "training": {"steps": 2}})
     check_configs(own / STUDY, [run], findings)
     assert "config" in findings.first
 
