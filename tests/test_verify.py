@@ -177,6 +177,14 @@ RECOMPUTED: dict[str, tuple[Tamper, str]] = {
     "summary text": (lambda s: write(s / "summary/summary.md", "GRPO helped.\n"), "summary"),
     "engine of one policy": (data("policies/pilot/seed-3/agent-test/manifest.json", put("engine", "vllm")), "matching"),
     "config of one policy": (data("policies/pilot/seed-3/agent-test/manifest.json", put("config.decoding.top_k", 1)), "matching"),
+    "overridden setting": (data(TRAINING.replace("episodes.jsonl", "manifest.json"), put("config.training.kl", 0.5)), "config"),
+    "preflight's call": (rows("preflight/episodes.jsonl", change_called_id), "calls"),
+    "preflight's dropped episode": (rows("preflight/episodes.jsonl", lambda r: r[:-1]), "episodes"),
+    "preflight on an unseen split": (rows("preflight/episodes.jsonl", put("0.key.split", "dev")), "episodes"),
+    "preflight's report": (data("plan/preflight.json", put("counts.lookup", lambda old: old + 1)), "count"),
+    "an arm's verdict": (data("preflight/admitted/pilot.json", put("mixed_groups", lambda old: old - 1)), "preflight"),
+    "an arm without a verdict": (lambda s: (s / "preflight/admitted/pilot.json").unlink(), "unreadable"),
+    "an arm of another reward": (data("config/arm-placebo.json", put("reward", "binary")), "config"),
     "upstream code of one freeze": (data("freeze/agent-dev.json", put(f"upstream.transformers/cache_utils{DOT}py", "0" * 64)), "freeze"),
 }  # fmt: skip
 
@@ -230,7 +238,7 @@ def show(findings: Findings) -> str:
 def test_an_untouched_study_passes(study: Path) -> None:
     findings = verify(study, checkpoints=True)
     assert findings.passed, show(findings)
-    assert findings.counts["episodes"] == 3 * 14 + 2 * 24
+    assert findings.counts["episodes"] == 3 * 14 + 2 * 24 + 2 * 4, "evaluation, training, preflight"
     assert findings.counts["training rows"] == 48
     assert findings.counts["answers"] == 24
     assert findings.counts["merges audited"] == 2
@@ -276,6 +284,31 @@ def test_a_merged_checkpoint_that_is_not_start_plus_adapter_is_named(study: Path
     findings = verify(study, checkpoints=True)
     assert "merge" in findings.first
     assert "did not change" in findings.first["merge"].found
+
+
+def as_binary(found: dict[str, Any]) -> None:
+    found["config"]["arm"]["reward"] = "binary"
+
+
+def test_binary_rewards_are_recomputed(study: Path) -> None:
+    """The placebo's run declared to be a binary arm: its coins are named, rewards of strict success are not."""
+    run = study / "arms/placebo/seed-3/train"
+    data("config/arm-placebo.json", put("reward", "binary"))(study)
+    data("arms/placebo/seed-3/train/manifest.json", as_binary)(study)
+    rehash(study)
+    assert "reward" in verify(study).first
+    rows(
+        run.relative_to(study).as_posix() + "/episodes.jsonl",
+        lambda r: [row.update(reward=float(row["outcome"]["strict"])) for row in r] and None,
+    )(study)
+    rehash(study)
+    assert "reward" not in verify(study).first
+
+
+def test_a_study_without_preflight_is_noted(study: Path) -> None:
+    shutil.rmtree(study / "preflight")
+    findings = verify(study)
+    assert any("no preflight" in note for note in findings.notes)
 
 
 def test_leftovers_of_another_arm_are_noted_not_judged(study: Path) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,11 @@ from safetensors.torch import load_file
 
 from agentrl import comparison, statistics
 from agentrl.evaluation import measures
-from agentrl.trajectory import read
+from agentrl.hashing import hash_files
+from agentrl.manifest import write_json
+from agentrl.trajectory import append, read
+from agentrl.verify.breaks import Findings
+from agentrl.verify.chain import check_configs
 
 ROOT = Path(__file__).resolve().parents[1]
 STUDY = "results/micro"
@@ -228,11 +233,71 @@ def test_an_unconfigured_seed_is_refused_not_planned(micro: Path) -> None:
     assert "seed-99" in done.stdout
 
 
+def jobs(plan: str) -> dict[str, int]:
+    """Rule -> number of planned jobs."""
+    return {line.split()[0]: int(line.split()[1]) for line in plan.splitlines() if len(line.split()) == 2 and line.split()[1].isdigit()}
+
+
+def test_another_arm_plans_only_its_own_jobs(micro: Path) -> None:
+    planned = jobs(snakemake(micro, "-n", "--quiet", "rules", "--config", "arms={short: {reward: binary, training: {steps: 1}}}").stdout)
+    assert {rule: planned.get(rule, 0) for rule in ("admit", "train", "merge", "evaluate_agent", "evaluate_retention")} == {
+        "admit": 1, "train": 1, "merge": 1, "evaluate_agent": 2, "evaluate_retention": 1,
+    }  # fmt: skip
+    assert not {"preflight", "freeze", "tasks", "start"} & set(planned)
+
+
+def test_another_preflight_retrains_nothing(micro: Path) -> None:
+    planned = jobs(snakemake(micro, "-n", "--quiet", "rules", "--config", "preflight={groups: 3}").stdout)
+    assert (planned["preflight"], planned["admit"]) == (1, 2)
+    assert not {"train", "merge", "evaluate_agent"} & set(planned)
+
+
+def test_an_arm_trains_with_its_own_settings(own: Path) -> None:
+    """Two steps instead of three, binary reward: the manifest says so, and verification compares it with the sections."""
+    write_json(own / STUDY / "config/arm-pilot.json", {"reward": "binary", "training": {"steps": 2, "lora": {"r": 4}}})
+    subprocess.run(train_command(own), cwd=own, check=True, capture_output=True)
+    run = own / STUDY / "arms/pilot/seed-3/train"
+    manifest, base = load(run / "manifest.json"), load(own / STUDY / "config/training.json")
+    assert manifest["config"]["training"] == {**base, "steps": 2, "lora": {**base["lora"], "r": 4}}
+    assert (manifest["steps"], manifest["episodes"]) == (2, 16)
+    assert load(run / "adapter/adapter_config.json")["r"] == 4
+    assert [e.reward for e in read(run / "episodes.jsonl")] == [float(e.outcome.strict) for e in read(run / "episodes.jsonl")]
+    findings = Findings(own / STUDY)
+    check_configs(own / STUDY, [run], findings)
+    assert findings.passed, findings.first
+    write_json(own / STUDY / "config/arm-pilot.json", {"reward": "binary", "training": {"steps": 2}})
+    check_configs(own / STUDY, [run], findings)
+    assert "config" in findings.first
+
+
+def test_an_arm_that_could_not_learn_is_refused_by_name(own: Path) -> None:
+    """The preflight's strict successes taken back: the shaped arm still has its milestones, a binary arm has nothing."""
+    folder = own / STUDY / "preflight"
+    episodes = [replace(e, outcome=replace(e.outcome, strict=False)) for e in read(folder / "episodes.jsonl")]
+    with open(folder / "episodes.jsonl", "w", encoding="utf-8") as stream:
+        append(stream, episodes)
+    manifest = load(folder / "manifest.json")
+    write_json(folder / "manifest.json", {**manifest, "outputs": hash_files(folder, ["episodes.jsonl"])})
+    for arm, reward in (("pilot", "shaped"), ("hopeless", "binary"), ("placebo", "random")):
+        section, out = own / STUDY / f"config/arm-{arm}.json", own / f"{arm}.json"
+        write_json(section, {"reward": reward, "training": {}})
+        arguments = ["--arm", arm, "--arm-section", str(section), "--preflight", str(folder / "manifest.json"), "--out", str(out)]
+        done = subprocess.run([sys.executable, "scripts/admit_arm.py", *arguments], cwd=own, text=True, capture_output=True, check=False)
+        assert out.exists() == (done.returncode == 0) == (arm != "hopeless"), done.stderr
+        if arm == "hopeless":
+            refused(done, "arm 'hopeless' could not learn", "none of 2 groups of 4", "binary reward", "arms.hopeless")
+
+
+def test_preflight_touches_training_tasks_only(micro: Path) -> None:
+    keys = [e.key for e in read(micro / STUDY / "preflight/episodes.jsonl")]
+    assert {(key.policy, key.step, key.split) for key in keys} == {("baseline", 0, "train")}
+    assert [key.trial for key in keys] == [0, 1, 2, 3] * 2
+    assert set(load(micro / STUDY / "preflight/manifest.json")["inputs"]) == {"section", "start", "tasks", "freeze"}
+
+
 def test_an_edited_reward_retrains_but_leaves_the_baseline(micro: Path) -> None:
     done = snakemake(micro, "-n", "--quiet", "rules", "--config", "reward={lookup: 0.2}")
-    planned = {
-        line.split()[0]: int(line.split()[1]) for line in done.stdout.splitlines() if len(line.split()) == 2 and line.split()[1].isdigit()
-    }
+    planned = jobs(done.stdout)
     assert planned["train"] == 2
     assert planned["evaluate_agent"] == 4, "two candidates on two splits; the baseline stays"
     assert "demo_base" not in planned

@@ -10,10 +10,10 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from agentrl.tasks import FAMILIES, SPLITS, check_share
 
@@ -181,10 +181,47 @@ class Training(TrainingSettings):
         return self
 
 
-class Arm(Section):
-    """One way to train, compared against the baseline."""
+def _partial(model: type[Section]) -> type[Section]:
+    """The same keys with the same checks, each of them optional: null or absent inherits."""
+    hints = get_type_hints(model, include_extras=True)
+    fields: dict[str, Any] = {}
+    for name in model.model_fields:
+        inner = hints[name]
+        fields[name] = ((_partial(inner) if isinstance(inner, type) and issubclass(inner, Section) else inner) | None, None)
+    return create_model(f"{model.__name__}Overrides", __base__=Section, __doc__=f"Some keys of `{model.__name__}`.", **fields)
 
-    reward: Literal["shaped", "random"]
+
+TrainingOverrides = _partial(TrainingSettings)
+
+
+class Arm(Section):
+    """One way to train, compared against the baseline: its reward, and what it changes of `training`."""
+
+    reward: Literal["shaped", "random", "binary"]
+    """Milestone shaping, a fair coin (the placebo), or strict success as 0 or 1."""
+    training: TrainingOverrides = TrainingOverrides()  # type: ignore[valid-type]
+
+    def content(self) -> dict[str, Any]:
+        """Plain data with only those overrides that are set: an arm's section and its record in the training manifest."""
+        return {"reward": self.reward, "training": self.training.model_dump(mode="json", exclude_none=True)}
+
+    def settings(self, base: TrainingSettings) -> TrainingSettings:
+        """The effective settings: `base` below this arm's overrides. Raises `ConfigError` where they do not go together."""
+        merged = merge(_part(base.model_dump(mode="json"), TrainingSettings), self.content()["training"])
+        return validate(merged, TrainingSettings, "training with the arm's overrides")
+
+
+class PreflightGroups(Section):
+    """Before training: groups of training tasks sampled from the start policy."""
+
+    groups: Positive
+
+
+class Preflight(PreflightGroups):
+    """Section `preflight`, as its job reads it."""
+
+    group_size: Annotated[int, Field(ge=2)]
+    """The largest group of any arm: a smaller one is a part of it."""
 
 
 class EvaluationShape(Section):
@@ -382,6 +419,7 @@ class Study(Section):
     reward: Reward
     training: Training
     arms: Annotated[dict[Name, Arm], Field(min_length=1)]
+    preflight: PreflightGroups
     evaluation: Evaluation
     retention: RetentionChoice
     baselines: Baselines = Baselines()
@@ -402,11 +440,22 @@ class Study(Section):
             raise ValueError(f"baselines.agent: {self.baselines.agent!r} is a file; agent baselines come from an earlier study's folder")
         if "baseline" in self.arms:
             raise ValueError("arms.baseline: 'baseline' is the name of the start policy, choose another")
-        if self.training.tasks_per_step > self.tasks.splits.train:
-            raise ValueError(
-                f"training.batch_size takes {self.training.tasks_per_step} tasks a step, tasks.splits.train has {self.tasks.splits.train}"
-            )
+        if self.preflight.groups > self.tasks.splits.train:
+            raise ConfigError(f"preflight.groups is {self.preflight.groups}, tasks.splits.train has {self.tasks.splits.train} tasks")
+        self._enough_tasks("training", self.training)
+        for name, arm in self.arms.items():
+            try:
+                settings = arm.settings(self.training)
+            except ConfigError as error:  # each value is valid, the combination is not
+                raise ConfigError(f"arms.{name}.training: {str(error).splitlines()[-1].strip().removeprefix('(top): ')}") from None
+            self._enough_tasks(f"arms.{name}.training", settings)
         return self
+
+    def _enough_tasks(self, key: str, settings: TrainingSettings) -> None:
+        if settings.tasks_per_step > self.tasks.splits.train:
+            raise ConfigError(
+                f"{key}.batch_size takes {settings.tasks_per_step} tasks a step, tasks.splits.train has {self.tasks.splits.train}"
+            )
 
 
 T = TypeVar("T", bound=Section)
@@ -546,8 +595,10 @@ def sections(study: Study) -> dict[str, dict[str, Any]]:
     base = _part(whole["tasks"], BaseTasks)
     for split, count in whole["tasks"]["splits"].items():
         out[f"tasks-{split}"] = {**base, "seed": whole["tasks"]["seed"], "count": count}
-    for arm, content in whole["arms"].items():
-        out[f"arm-{arm}"] = content
+    largest = max(arm.settings(study.training).group_size for arm in study.arms.values())
+    out["preflight"] = {**whole["preflight"], "group_size": largest}
+    for name, arm in study.arms.items():
+        out[f"arm-{name}"] = arm.content()
     if study.demo_policy is not None:
         recipe = whole["demo_policy"]
         prompt = _part(whole["retention"], RetentionPrompt)

@@ -58,9 +58,14 @@ def _check_evidence(study: Path, folders: Sequence[Path], evidence: Evidence, fi
             elif (split := measure.removeprefix("agent-")) in splits:
                 evidence.agent(name, split, splits[split], steps)
     _check_matching(study, evaluations, findings)
-    for folder in folders:
-        if study / "arms" in folder.parents and folder.name == "train" and "train" in splits:
-            evidence.training(folder.parent.relative_to(study / "arms").as_posix(), splits["train"])
+    trained = [f.parent.relative_to(study / "arms").as_posix() for f in folders if study / "arms" in f.parents and f.name == "train"]
+    if "train" in splits:
+        for name in trained:
+            evidence.training(name, splits["train"])
+        if study / "preflight" in folders:
+            evidence.preflight(splits["train"], sorted({name.split("/")[0] for name in trained}))
+        elif trained:
+            findings.notes.append("no preflight: whether the arms could learn was not sampled before training")
 
 
 def _tasks(study: Path, split: str, findings: Findings) -> list[Task] | None:
