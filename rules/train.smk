@@ -7,6 +7,7 @@ rule train:
         tasks=f"{R}/tasks/train/tasks.jsonl",
         freeze=f"{R}/freeze/train.json",
         arm=f"{R}/config/arm-{{arm}}.json",
+        plan=ancient(rules.plan.output.power),  # must exist; a plan for one seed more retrains nothing
     output:
         manifest=f"{R}/arms/{{arm}}/seed-{{seed}}/train/manifest.json",
         episodes=f"{R}/arms/{{arm}}/seed-{{seed}}/train/episodes.jsonl",

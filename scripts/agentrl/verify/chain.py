@@ -82,7 +82,10 @@ def expected_inputs(study: Path, folder: Path) -> dict[str, Path]:
         case ("arms", _, _, "merged"):
             return {"start": start, "train": folder.parent / "train" / "manifest.json", "section": config / "model.json"}
         case ("summary",):
-            return {"statistics": study / "statistics" / "manifest.json", "verified": study / "verify" / "verify.json"}
+            stages = {role: study / role / "manifest.json" for role in ("plan", "statistics")}
+            return {**stages, "verified": study / "verify" / "verify.json"}
+        case ("plan",):
+            return {"section": config / "plan.json"}
         case ("statistics",):
             names = [role for role in read_json(folder / "manifest.json")["inputs"] if "/" in role]
             return {"section": config / "statistics.json", **{name: study / "policies" / name / "manifest.json" for name in names}}
@@ -153,6 +156,8 @@ def _sections(study: Path, folder: Path, manifest: Mapping[str, Any]) -> Iterato
             yield None, config / "retention.json"
         case ("statistics",):
             yield None, config / "statistics.json"
+        case ("plan",):
+            yield None, config / "plan.json"
         case ("arms", _, _, "merged"):
             yield None, config / "model.json"
         case ("policies", *_):
