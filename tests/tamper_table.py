@@ -1,4 +1,6 @@
-"""Print what verification says to every change of the tamper suite: `python tests/tamper_table.py results/micro > benchmarks/verify/tamper.md`.
+"""Print what verification says to every change of the tamper suite.
+
+`python tests/tamper_table.py results/micro > benchmarks/verify/tamper.md`
 
 The study must be the finished micro study (`tests/micro.yaml`); it is copied for every change and stays untouched.
 """
@@ -11,9 +13,9 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "scripts"), str(Path(__file__).parent)]
 
-from test_verify import HASHED, RECOMPUTED, rehash
+from test_verify import HASHED, RECOMPUTED, rehash  # noqa: E402 - the path comes first
 
-from agentrl.verify.audit import verify
+from agentrl.verify.audit import verify  # noqa: E402
 
 
 def main(study: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from agentrl.config import ConfigError, Study, TrainingSettings, canonical, merge, parse_yaml, read_yaml, retype, sections, validate
+from agentrl.inference import INFERENTIAL_SEEDS
 from agentrl.tasks import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -345,7 +346,7 @@ def alternatives(annotation: Any, value: Any) -> list[Any]:
 
 
 WILDCARDS = {"study", "training.seeds", "evaluation.splits", "baselines", "retention.ids_from"}
-"""Keys that only decide which jobs there are, where they write, and which files are their inputs: no job reads them."""
+"""Keys that only decide which jobs there are, where they write, and which files are their inputs: no job but the plan reads them."""
 BASE_TASKS = {"tasks.family", "tasks.quantity", "tasks.unit_price"}
 DEMO = BASE_TASKS | {"demo_policy.threads", "protocol", "retention.system", "retention.prompt"}
 CONTENT: dict[str, set[str]] = {
@@ -353,6 +354,7 @@ CONTENT: dict[str, set[str]] = {
     **{f"tasks-{split}": BASE_TASKS | {"tasks.seed", f"tasks.splits.{split}"} for split in ("train", "dev", "test")},
     "preflight": {"preflight", "training.group_size"},
     **{f"arm-{arm}": {f"arms.{arm}"} for arm in ("pilot", "placebo")},
+    "plan": {"plan", "tasks.splits.test", "training.seeds", "evaluation.trials", "arms", "retention.items", "statistics.alpha"},
     "demo-base": DEMO | {"demo_policy.architecture", "demo_policy.drill", "demo_policy.base"},
     "demo-sft": DEMO | {"demo_policy.sft", "demo_policy.sft_lora"},
 }
@@ -362,7 +364,9 @@ CONTENT: dict[str, set[str]] = {
 def expected(path: Key, demo: bool) -> set[str]:
     prefixes = {".".join(path[:length]) for length in range(1, len(path) + 1)}
     hit = {name for name, keys in CONTENT.items() if keys & prefixes and (demo or not name.startswith("demo-"))}
-    return set() if prefixes & WILDCARDS else hit
+    if path == ("evaluation", "splits"):  # dev alone: the plan's items become dev's, which only in the demo are fewer
+        return {"plan"} if demo else set()
+    return hit & {"plan"} if prefixes & WILDCARDS else hit
 
 
 EVERY_KEY = dict(paths(Study, DEMO_RAW))
@@ -397,12 +401,30 @@ def test_every_key_of_the_files_is_among_the_keys_tried() -> None:
         assert {path[3:] for path in EVERY_KEY if is_override(path) and path[1] == arm} == settings, "every setting can be overridden"
 
 
-def test_another_seed_changes_no_section() -> None:
-    assert changed(PILOT_RAW, put(PILOT_RAW, "training.seeds", [42, 43])) == set()
+def test_another_seed_changes_the_plan_alone() -> None:
+    assert changed(PILOT_RAW, put(PILOT_RAW, "training.seeds", [42, 43])) == {"plan"}
 
 
 def test_another_arm_changes_no_other_section() -> None:
-    assert changed(PILOT_RAW, put(PILOT_RAW, "arms.second", {"reward": "shaped"})) == {"arm-second"}
+    assert changed(PILOT_RAW, put(PILOT_RAW, "arms.second", {"reward": "shaped"})) == {"arm-second", "plan"}
+
+
+def test_another_placebo_leaves_the_plan() -> None:
+    assert changed(PILOT_RAW, put(PILOT_RAW, "arms.second", {"reward": "random"})) == {"arm-second"}
+
+
+def test_the_plan_knows_the_judged_design() -> None:
+    found = sections(validate(PILOT_RAW))["plan"]
+    assert {name: found[name] for name in ("items", "trials", "seeds", "arms", "retention_items", "alpha")} == {
+        "items": 32, "trials": 1, "seeds": 1, "arms": 1, "retention_items": 64, "alpha": 0.05,
+    }  # fmt: skip
+    small = put(put(PILOT_RAW, "evaluation.splits", ["dev"]), "tasks.splits.dev", 20)
+    assert sections(validate(small))["plan"]["items"] == 20
+
+
+def test_a_verdict_from_fewer_seeds_than_the_interval_needs_is_refused() -> None:
+    assert INFERENTIAL_SEEDS == 5
+    assert "statistics.seeds_for_verdict" in refusal(put(PILOT_RAW, "statistics.seeds_for_verdict", INFERENTIAL_SEEDS - 1))
 
 
 def test_an_arm_trains_with_the_settings_below_its_overrides() -> None:

@@ -116,6 +116,7 @@ def flip_mask(found: Rows) -> None:
 BASELINE = "policies/baseline/agent-test/manifest.json"
 MERGED = "arms/pilot/seed-3/merged/model/model.safetensors"
 COMPARED = "statistics/comparison.json"
+JUDGED = "statistics/verdict.json"
 PAIR = "pilot.pilot/seed-3.agent-test"
 SUMMARY = "summary/summary.json"
 
@@ -172,6 +173,16 @@ RECOMPUTED: dict[str, tuple[Tamper, str]] = {
     "interval": (data(COMPARED, put(f"{PAIR}.interval.low", lambda old: old + 0.125)), "statistics"),
     "p value": (data(COMPARED, put(f"{PAIR}.mcnemar_p", 0.001)), "statistics"),
     "gate": (data(COMPARED, put("pilot.pilot/seed-3.retention.zero_drop_gate.passed", lambda old: not old)), "statistics"),
+    "arm's difference": (data(JUDGED, put("arms.pilot.agent-test.difference", lambda old: old + 0.125)), "statistics"),
+    "t interval": (data(JUDGED, put("arms.pilot.agent-test.two_way.interval", None)), "statistics"),
+    "arm's p value": (data(JUDGED, put("arms.pilot.agent-test.item_p", 0.001)), "statistics"),
+    "crossed bootstrap": (data(JUDGED, put("arms.pilot.agent-test.crossed_bootstrap.low", 0.5)), "statistics"),
+    "pass^k": (data(JUDGED, put("pass_hat_k.baseline.agent-test.1", 0.99)), "statistics"),
+    "retention bound": (data(JUDGED, put("arms.pilot.retention.non_inferiority.passed", lambda old: not old)), "statistics"),
+    "rule": (data(JUDGED, put("rule.pilot", {"improved": True, "missing": []})), "statistics"),
+    "placebos": (data(JUDGED, put("placebos", [])), "statistics"),
+    "plan": (data("plan/power.json", put("power", 0.99)), "statistics"),
+    "plan's sentence": (data("plan/power.json", put("sentences.0", "This design sees everything.")), "statistics"),
     "summary number": (data(SUMMARY, put("policies.baseline.agent-test.strict_success", lambda old: old + 1)), "summary"),
     "summary sentence": (data(SUMMARY, put("findings.0", "GRPO helped.")), "summary"),
     "summary text": (lambda s: write(s / "summary/summary.md", "GRPO helped.\n"), "summary"),

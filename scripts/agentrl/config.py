@@ -320,6 +320,41 @@ class Statistics(Section):
     confidence: Annotated[float, Field(gt=0.5, lt=1)]
     alpha: Annotated[float, Field(gt=0, lt=0.5)]
     seed: Seed
+    margin: Annotated[float, Field(gt=0, lt=1)]
+    """Loss of retention that is tolerated, as a fraction: the non-inferiority bound must lie above its negative."""
+    seeds_for_verdict: Annotated[int, Field(ge=5)]
+    """Fewest training seeds with which an arm may be called improved; below 5 the interval is only descriptive (`inference.py`)."""
+
+
+class PlanSettings(Section):
+    """What a study should be able to find, and what is assumed before anything is known."""
+
+    wanted_difference: Annotated[float, Field(gt=0, lt=1)]
+    """Gain of agent success, as a fraction."""
+    power: Annotated[float, Field(gt=0, lt=1)]
+    discordance: Share
+    """Share of items on which one trial of each of two equally good policies differs."""
+    repeatable: Share
+    """Share of that variance which further trials do not average away."""
+    seed_sd: Annotated[float, Field(ge=0, lt=1)]
+    """Standard deviation of the true mean difference between training seeds."""
+    gate_discordances: Annotated[tuple[Share, ...], Field(min_length=1)]
+    """Plausible shares of retention items that differ, for the false alarms of the zero-drop gate."""
+    refuse_weak: bool
+    """Whether a design that lacks the wanted power is refused before training."""
+
+
+class Plan(PlanSettings):
+    """Section `plan`: the settings and the configured design."""
+
+    items: Positive
+    """Tasks of the split that is judged: test, else dev."""
+    trials: Positive
+    seeds: Positive
+    arms: Annotated[int, Field(ge=0)]
+    """Arms that are no placebo: Holm corrects over them."""
+    retention_items: Positive
+    alpha: Annotated[float, Field(gt=0, lt=0.5)]
 
 
 class Architecture(Section):
@@ -424,7 +459,18 @@ class Study(Section):
     retention: RetentionChoice
     baselines: Baselines = Baselines()
     statistics: Statistics
+    plan: PlanSettings
     demo_policy: DemoPolicy | None = None
+
+    @property
+    def placebos(self) -> list[str]:
+        """Arms whose reward is random."""
+        return [name for name, arm in self.arms.items() if arm.reward == "random"]
+
+    @property
+    def judged_split(self) -> Literal["dev", "test"]:
+        """The split that the verdict rests on."""
+        return "test" if "test" in self.evaluation.splits else "dev"
 
     @model_validator(mode="after")
     def _possible(self) -> "Study":
@@ -584,7 +630,7 @@ def sections(study: Study) -> dict[str, dict[str, Any]]:
     """Section name -> plain data: what one job may depend on, so that an edit reruns no more than it must.
 
     `tasks-{split}` knows only its own split's size, `training` no seeds and `evaluation` no splits (they are wildcards), `retention` not
-    where its ids come from (a file is a rule's input), `arm-{arm}` one arm.
+    where its ids come from (a file is a rule's input), `arm-{arm}` one arm. `plan` knows the design, so it alone changes with it.
     """
     whole = study.model_dump(mode="json")
     names = ("model", "protocol", "decoding", "reward", "statistics")
@@ -599,6 +645,15 @@ def sections(study: Study) -> dict[str, dict[str, Any]]:
     out["preflight"] = {**whole["preflight"], "group_size": largest}
     for name, arm in study.arms.items():
         out[f"arm-{name}"] = arm.content()
+    out["plan"] = {
+        **whole["plan"],
+        "items": whole["tasks"]["splits"][study.judged_split],
+        "trials": study.evaluation.trials,
+        "seeds": len(study.training.seeds),
+        "arms": len(study.arms) - len(study.placebos),
+        "retention_items": study.retention.items,
+        "alpha": study.statistics.alpha,
+    }
     if study.demo_policy is not None:
         recipe = whole["demo_policy"]
         prompt = _part(whole["retention"], RetentionPrompt)

@@ -34,6 +34,8 @@ def verify(study: Path, checkpoints: bool = False, summary: bool = True) -> Find
         baselines.check_recorded(study, evidence.chat, findings)
         if (study / "statistics" / "comparison.json").is_file():
             numbers.check_statistics(study, evidence, findings)
+            numbers.check_verdict(study, evidence, findings)
+            numbers.check_plan(study, findings)
             if summary:
                 numbers.check_summary(study, evidence, findings)
         else:

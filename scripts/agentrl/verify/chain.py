@@ -58,7 +58,7 @@ def check_outputs(study: Path, folders: Sequence[Path], findings: Findings, weig
         findings.notes.append(f"{skipped} weight files were not hashed; --checkpoints does, and re-audits the merges")
 
 
-def expected_inputs(study: Path, folder: Path) -> dict[str, Path]:
+def expected_inputs(study: Path, folder: Path) -> dict[str, Path]:  # noqa: C901 - one case per kind of stage
     """Role -> file that a stage's inputs must be, by the folder the stage wrote to."""
     parts = folder.relative_to(study).parts
     config, start = study / "config", study / "start" / "manifest.json"
@@ -85,7 +85,10 @@ def expected_inputs(study: Path, folder: Path) -> dict[str, Path]:
         case ("arms", _, _, "merged"):
             return {"start": start, "train": folder.parent / "train" / "manifest.json", "section": config / "model.json"}
         case ("summary",):
-            return {"statistics": study / "statistics" / "manifest.json", "verified": study / "verify" / "verify.json"}
+            stages = {role: study / role / "manifest.json" for role in ("plan", "statistics")}
+            return {**stages, "verified": study / "verify" / "verify.json"}
+        case ("plan",):
+            return {"section": config / "plan.json"}
         case ("statistics",):
             names = [role for role in read_json(folder / "manifest.json")["inputs"] if "/" in role]
             return {"section": config / "statistics.json", **{name: study / "policies" / name / "manifest.json" for name in names}}
@@ -167,6 +170,8 @@ def _sections(study: Path, folder: Path, manifest: Mapping[str, Any]) -> Iterato
             yield None, config / "retention.json"
         case ("statistics",):
             yield None, config / "statistics.json"
+        case ("plan",):
+            yield None, config / "plan.json"
         case ("arms", _, _, "merged"):
             yield None, config / "model.json"
         case ("policies", *_) | ("preflight",):
