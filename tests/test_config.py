@@ -354,7 +354,16 @@ CONTENT: dict[str, set[str]] = {
     **{f"tasks-{split}": BASE_TASKS | {"tasks.seed", f"tasks.splits.{split}"} for split in ("train", "dev", "test")},
     "preflight": {"preflight", "training.group_size"},
     **{f"arm-{arm}": {f"arms.{arm}"} for arm in ("pilot", "placebo")},
-    "plan": {"plan", "tasks.splits.test", "training.seeds", "evaluation.trials", "arms", "retention.items", "statistics.alpha"},
+    "plan": {
+        "plan",
+        "tasks.splits.test",
+        "training.seeds",
+        "evaluation.trials",
+        "arms.pilot.reward",
+        "arms.placebo.reward",
+        "retention.items",
+        "statistics.alpha",
+    },
     "demo-base": DEMO | {"demo_policy.architecture", "demo_policy.drill", "demo_policy.base"},
     "demo-sft": DEMO | {"demo_policy.sft", "demo_policy.sft_lora"},
 }
