@@ -1,10 +1,12 @@
-# German agentic RL after SFT: tasks -> freeze -> baseline, train -> merge -> candidate -> statistics -> summary.
+# German agentic RL after SFT: tasks -> freeze -> baseline, plan, preflight -> train -> merge -> candidate -> statistics -> summary.
 include: "rules/common.smk"
 include: "rules/tasks.smk"
 include: "rules/demo.smk" if STUDY.demo_policy else "rules/start.smk"
 include: "rules/freeze.smk"
 include: "rules/evaluate.smk"
 include: "rules/baselines.smk"
+include: "rules/preflight.smk"
+include: "rules/plan.smk"
 include: "rules/train.smk"
 include: "rules/merge.smk"
 include: "rules/statistics.smk"

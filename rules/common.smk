@@ -29,6 +29,7 @@ STUDY = validated()
 SECTIONS = study_config.sections(STUDY)
 R = f"results/{STUDY.study}"
 CANDIDATES = [f"{arm}/seed-{seed}" for arm in STUDY.arms for seed in STUDY.training.seeds]
+MEASURES = [*(f"agent-{split}" for split in STUDY.evaluation.splits), "retention"]
 
 
 def section_content(wildcards):

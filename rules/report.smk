@@ -8,6 +8,7 @@ rule summary:
         evaluations=rules.statistics.input.evaluations,
         training=expand(f"{R}/arms/{{policy}}/train/manifest.json", policy=CANDIDATES),
         merges=expand(f"{R}/arms/{{policy}}/merged/manifest.json", policy=CANDIDATES),
+        plan=rules.plan.output.manifest,
         section=f"{R}/config/statistics.json",
     output:
         manifest=f"{R}/summary/manifest.json",

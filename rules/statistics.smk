@@ -1,5 +1,4 @@
-# Paired comparisons of every candidate with the start policy.
-MEASURES = [*(f"agent-{split}" for split in STUDY.evaluation.splits), "retention"]
+# Paired comparisons of every candidate with the start policy, and the verdict on every arm.
 
 
 rule statistics:
@@ -9,15 +8,18 @@ rule statistics:
     output:
         manifest=f"{R}/statistics/manifest.json",
         comparison=f"{R}/statistics/comparison.json",
+        verdict=f"{R}/statistics/verdict.json",
     log:
         f"{R}/statistics/log.txt",
     params:
         policies=f"{R}/policies",
         candidates=CANDIDATES,
+        placebos=STUDY.placebos,
         measures=MEASURES,
         out=subpath(output.manifest, parent=True),
         code=code_digest("compare.py"),
     localrule: True
     shell:
         "python scripts/compare.py --policies {params.policies} --candidates {params.candidates} --measures {params.measures}"
+        " --placebos {params.placebos}"
         " --section {input.section} --out {params.out} > {log} 2>&1"

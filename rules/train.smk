@@ -7,6 +7,8 @@ rule train:
         tasks=f"{R}/tasks/train/tasks.jsonl",
         freeze=f"{R}/freeze/train.json",
         arm=f"{R}/config/arm-{{arm}}.json",
+        admitted=ancient(f"{R}/preflight/admitted/{{arm}}.json"),  # a gate, not an ingredient: another preflight retrains nothing
+        plan=ancient(rules.plan.output.power),  # must exist; a plan for one seed more retrains nothing
     output:
         manifest=f"{R}/arms/{{arm}}/seed-{{seed}}/train/manifest.json",
         episodes=f"{R}/arms/{{arm}}/seed-{{seed}}/train/episodes.jsonl",

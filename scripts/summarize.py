@@ -20,7 +20,8 @@ def main() -> None:
         summary = report.summarize(args.study, args.candidates, args.measures, settings)
         manifest.write_json(args.out / "summary.json", summary)
         manifest.write_text(args.out / "summary.md", report.render(summary))
-        inputs = {"statistics": args.study / "statistics" / "manifest.json", "verified": args.study / "verify" / "verify.json"}
+        inputs = {role: args.study / role / "manifest.json" for role in ("plan", "statistics")}
+        inputs["verified"] = args.study / "verify" / "verify.json"
         stage.manifest(inputs, ["summary.json", "summary.md"], settings.model_dump(mode="json"))
 
 

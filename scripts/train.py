@@ -40,20 +40,24 @@ def main() -> None:
         folder, _ = policy.check_policy(args.start)
         frozen.check({"data": args.tasks}, {"tokenizer": folder, "start": folder})
         arm = config.validate(manifest.read_json(args.arm_section), config.Arm, str(args.arm_section))
-        trained = train(args, frozen, arm, folder, work)
-        facts = publish(work, args.out, trained, frozen.section("training", config.TrainingSettings))
+        settings = arm.settings(frozen.section("training", config.TrainingSettings))
+        trained = train(args, frozen, arm, settings, folder, work)
+        facts = publish(work, args.out, trained, settings)
         stage.measured = {"resumed_from_step": work.resumed}
         inputs = {"start": args.start, "tasks": args.tasks, "freeze": args.freeze, "arm": args.arm_section}
         name = f"{args.arm}/seed-{args.seed}"
-        settings = {**frozen.content["config"], "arm": arm.model_dump(mode="json"), "seed": args.seed}
-        stage.manifest(inputs, [*ADAPTER, grpo.EPISODES, grpo.STEPS], settings, {"policy": name, **facts})
+        effective = {"training": settings.model_dump(mode="json"), "arm": arm.content(), "seed": args.seed}
+        ran_with = {**frozen.content["config"], **effective}
+        stage.manifest(inputs, [*ADAPTER, grpo.EPISODES, grpo.STEPS], ran_with, {"policy": name, **facts})
         work.remove()
 
 
-def train(args: argparse.Namespace, frozen: Frozen, arm: config.Arm, folder: Path, work: WorkFolder) -> list[str]:
+def train(
+    args: argparse.Namespace, frozen: Frozen, arm: config.Arm, settings: config.TrainingSettings, folder: Path, work: WorkFolder
+) -> list[str]:
     """Run or resume GRPO; save the adapter in the work folder; names of adapter tensors that did not change."""
-    settings, decoding = frozen.section("training", config.TrainingSettings), frozen.section("decoding", config.Decoding)
-    protocol, device = frozen.section("protocol", config.Protocol), frozen.section("model", config.Model)
+    decoding, protocol = frozen.section("decoding", config.Decoding), frozen.section("protocol", config.Protocol)
+    device = frozen.section("model", config.Model)
     tokenizer = load_tokenizer(folder)
     chat, model = ChatProtocol(tokenizer), policy.load_model(folder, device)
     rollout = Rollout(TransformersEngine(model, decoding, chat.stop_ids, tokenizer.pad_token_id), chat, protocol)

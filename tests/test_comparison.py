@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from agentrl import trajectory
-from agentrl.comparison import ComparisonError, compare, compare_study, load
+from agentrl.comparison import ComparisonError, compare, compare_study, load, load_study
 from agentrl.config import Statistics
 from agentrl.environment import Outcome
 from agentrl.manifest import ManifestError, hash_files, read_json, write_json
 from agentrl.statistics import StatisticsError
 from agentrl.trajectory import Key, Segment, Trajectory
 
-SETTINGS = Statistics(confidence=0.95, alpha=0.05, seed=42)
+SETTINGS = Statistics(confidence=0.95, alpha=0.05, seed=42, margin=0.05, seeds_for_verdict=5)
 Scores = Sequence[tuple[str, int, bool]]
 """Item, trial, success."""
 
@@ -84,7 +84,7 @@ def test_records_become_scores(tmp_path: Path) -> None:
     assert retention.scores.to_dict("split")["data"] == [["x", 0, 1], ["y", 0, 0]]
 
 
-def test_trials_are_averaged_per_item_and_have_no_mcnemar_test(tmp_path: Path) -> None:
+def test_trials_are_averaged_per_item_and_tested_by_sign_flips(tmp_path: Path) -> None:
     trials = [
         [("a", 0, True), ("a", 1, False), ("b", 0, False), ("b", 1, False)],
         [("b", 1, True), ("b", 0, True), ("a", 1, True), ("a", 0, False)],
@@ -93,6 +93,8 @@ def test_trials_are_averaged_per_item_and_have_no_mcnemar_test(tmp_path: Path) -
     found = compare(before, after, SETTINGS)
     assert (found["items"], found["trials"], found["wins"], found["losses"], found["ties"]) == (2, 2, 1, 0, 1)
     assert (found["baseline"], found["candidate"], found["difference"], found["mcnemar_p"]) == (0.25, 0.75, 0.5, None)
+    assert (found["sign_flip"]["p"], found["sign_flip"]["method"]) == (1.0, "exact-sign-flip")
+    assert "Conditional on the training seeds" in found["sign_flip"]["note"]
 
 
 def test_result_is_plain_data(tmp_path: Path) -> None:
@@ -153,7 +155,8 @@ def test_a_study_compares_every_candidate_on_every_measure(tmp_path: Path) -> No
     for measure in ("agent-dev", "retention"):
         for successes, policy in enumerate(["baseline", *names["pilot"], *names["placebo"]]):
             write(tmp_path, policy, measure, scores(successes, 8))
-    found = compare_study(tmp_path, names, ["agent-dev", "retention"], SETTINGS)
+    evaluations = load_study(tmp_path, [name for candidates in names.values() for name in candidates], ["agent-dev", "retention"])
+    found = compare_study(evaluations, names, ["agent-dev", "retention"], SETTINGS)
     assert {arm: {name: sorted(measures) for name, measures in pairs.items()} for arm, pairs in found.items()} == {
         arm: {name: ["agent-dev", "retention"] for name in candidates} for arm, candidates in names.items()
     }
@@ -165,5 +168,6 @@ def test_one_candidate_of_another_freeze_stops_the_study(tmp_path: Path) -> None
         folder = write(tmp_path, policy, "agent-dev", scores(1, 4))
     manifest = read_json(folder / "manifest.json")
     write_json(folder / "manifest.json", manifest | {"inputs": manifest["inputs"] | {"freeze": "0" * 64}})
+    evaluations = load_study(tmp_path, ["pilot/seed-1", "placebo/seed-1"], ["agent-dev"])
     with pytest.raises(ComparisonError, match=r"placebo/seed-1/agent-dev: inputs\.freeze differs"):
-        compare_study(tmp_path, {"pilot": ["pilot/seed-1"], "placebo": ["placebo/seed-1"]}, ["agent-dev"], SETTINGS)
+        compare_study(evaluations, {"pilot": ["pilot/seed-1"], "placebo": ["placebo/seed-1"]}, ["agent-dev"], SETTINGS)

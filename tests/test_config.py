@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from agentrl.config import ConfigError, Study, canonical, merge, parse_yaml, read_yaml, retype, sections, validate
+from agentrl.config import ConfigError, Study, TrainingSettings, canonical, merge, parse_yaml, read_yaml, retype, sections, validate
+from agentrl.inference import INFERENTIAL_SEEDS
 from agentrl.tasks import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,7 +30,7 @@ def put(raw: dict[str, Any], path: str | Key, value: object) -> dict[str, Any]:
     *parents, last = path.split(".") if isinstance(path, str) else path
     inner = out
     for name in parents:
-        inner = inner[name]
+        inner = inner.setdefault(name, {})
     inner[last] = value
     return out
 
@@ -38,6 +39,11 @@ def get(raw: dict[str, Any], path: Key) -> Any:
     for name in path:
         raw = raw[name]
     return raw
+
+
+def is_override(path: Key) -> bool:
+    """Whether a key is one of an arm's own training settings: optional, and absent from the shipped files."""
+    return path[0] == "arms" and path[2:3] == ("training",)
 
 
 def leaves(raw: dict[str, Any], path: Key = ()) -> Iterator[Key]:
@@ -231,6 +237,14 @@ REFUSED = [
     ("arms.baseline", {"reward": "shaped"}, ["arms.baseline", "'baseline'"]),
     ("arms.a/b", {"reward": "shaped"}, ["arms.a/b", "pattern", '"a/b"']),
     ("arms", {}, ["arms", "at least 1", "{}"]),
+    ("arms.pilot.reward", "dense", ["arms.pilot.reward", "'binary'", '"dense"']),
+    ("arms.pilot.training", {"stesp": 3}, ["arms.pilot.training.stesp", "unknown key", "3"]),
+    ("arms.pilot.training", {"steps": "3"}, ["arms.pilot.training.steps", "valid integer", '"3"']),
+    ("arms.pilot.training", {"learning_rate": 0.0}, ["arms.pilot.training.learning_rate", "greater than 0", "0.0"]),
+    ("arms.pilot.training", {"lora": {"rank": 8}}, ["arms.pilot.training.lora.rank", "unknown key", "8"]),
+    ("arms.pilot.training", {"seeds": [1]}, ["arms.pilot.training.seeds", "unknown key", "[1]"]),
+    ("arms.pilot.training", {"group_size": 3}, ["arms.pilot.training: group_size 3", "batch_size 4"]),
+    ("arms.pilot.training", {"batch_size": 516}, ["arms.pilot.training.batch_size takes 129 tasks", "tasks.splits.train has 128"]),
     ("retention.ids", ["1", "2"], ["retention", "ids names 2", "items says 64"]),
     ("retention.ids", [*map(str, range(63)), "7"], ["retention", "ids repeat", "['7']"]),
     ("retention", {**PILOT_RAW["retention"], "ids": [*map(str, range(64))], "ids_from": "x"}, ["retention", "ids_from ('x')", "null"]),
@@ -285,13 +299,14 @@ def paths(model: type[BaseModel], raw: dict[str, Any], at: Key = ()) -> Iterator
     """Every key that the models know, with its annotation: taken from the models, so that none is forgotten."""
     for name, field in model.model_fields.items():
         inner, here = _model(field.annotation), (*at, name)
+        raw_inner = raw.get(name, {}) if is_override((*at, name, "")) else raw[name]
         if inner is None:
             yield here, field.annotation
         elif isinstance(inner, dict):
-            for key in raw[name]:
-                yield from paths(inner["values"], raw[name][key], (*here, key))
+            for key in raw_inner:
+                yield from paths(inner["values"], raw_inner[key], (*here, key))
         else:
-            yield from paths(inner, raw[name], here)
+            yield from paths(inner, raw_inner, here)
 
 
 def _model(annotation: Any) -> Any:
@@ -327,17 +342,28 @@ def alternatives(annotation: Any, value: Any) -> list[Any]:
         return [value[:-1], [*value, 1], [*value, "x"]]
     if isinstance(value, str):
         return literals or [f"{value}x"]
-    return [1, "x", [str(number) for number in range(PILOT_RAW["retention"]["items"])]]
+    return [*literals, 1, 2, 8, True, "x", ["x"], [str(number) for number in range(PILOT_RAW["retention"]["items"])]]
 
 
 WILDCARDS = {"study", "training.seeds", "evaluation.splits", "baselines", "retention.ids_from"}
-"""Keys that only decide which jobs there are, where they write, and which files are their inputs: no job reads them."""
+"""Keys that only decide which jobs there are, where they write, and which files are their inputs: no job but the plan reads them."""
 BASE_TASKS = {"tasks.family", "tasks.quantity", "tasks.unit_price"}
 DEMO = BASE_TASKS | {"demo_policy.threads", "protocol", "retention.system", "retention.prompt"}
 CONTENT: dict[str, set[str]] = {
     **{name: {name} for name in ("model", "protocol", "decoding", "reward", "training", "evaluation", "retention", "statistics")},
     **{f"tasks-{split}": BASE_TASKS | {"tasks.seed", f"tasks.splits.{split}"} for split in ("train", "dev", "test")},
+    "preflight": {"preflight", "training.group_size"},
     **{f"arm-{arm}": {f"arms.{arm}"} for arm in ("pilot", "placebo")},
+    "plan": {
+        "plan",
+        "tasks.splits.test",
+        "training.seeds",
+        "evaluation.trials",
+        "arms.pilot.reward",
+        "arms.placebo.reward",
+        "retention.items",
+        "statistics.alpha",
+    },
     "demo-base": DEMO | {"demo_policy.architecture", "demo_policy.drill", "demo_policy.base"},
     "demo-sft": DEMO | {"demo_policy.sft", "demo_policy.sft_lora"},
 }
@@ -347,7 +373,9 @@ CONTENT: dict[str, set[str]] = {
 def expected(path: Key, demo: bool) -> set[str]:
     prefixes = {".".join(path[:length]) for length in range(1, len(path) + 1)}
     hit = {name for name, keys in CONTENT.items() if keys & prefixes and (demo or not name.startswith("demo-"))}
-    return set() if prefixes & WILDCARDS else hit
+    if path == ("evaluation", "splits"):  # dev alone: the plan's items become dev's, which only in the demo are fewer
+        return {"plan"} if demo else set()
+    return hit & {"plan"} if prefixes & WILDCARDS else hit
 
 
 EVERY_KEY = dict(paths(Study, DEMO_RAW))
@@ -360,13 +388,14 @@ def test_every_key_changes_exactly_its_sections(path: Key, monkeypatch: pytest.M
     for raw in (PILOT_RAW, DEMO_RAW):
         if path[0] == "demo_policy" and raw is PILOT_RAW:
             continue
-        for value in alternatives(EVERY_KEY[path], get(raw, path)):
+        now = None if is_override(path) else get(raw, path)  # the shipped arms override nothing
+        for value in alternatives(EVERY_KEY[path], now):
             edited = put(raw, path, value)
             try:
                 validate(edited)
             except ConfigError:
                 continue
-            if value == get(raw, path):
+            if value == now:
                 continue
             assert changed(raw, edited) == expected(path, raw is DEMO_RAW), value
             edits += 1
@@ -375,15 +404,44 @@ def test_every_key_changes_exactly_its_sections(path: Key, monkeypatch: pytest.M
 
 
 def test_every_key_of_the_files_is_among_the_keys_tried() -> None:
-    assert set(leaves(DEMO_RAW)) == set(EVERY_KEY)
+    assert set(leaves(DEMO_RAW)) == {path for path in EVERY_KEY if not is_override(path)}
+    settings = {path[1:] for path in EVERY_KEY if path[0] == "training"} - {("seeds",)}
+    for arm in DEMO_RAW["arms"]:
+        assert {path[3:] for path in EVERY_KEY if is_override(path) and path[1] == arm} == settings, "every setting can be overridden"
 
 
-def test_another_seed_changes_no_section() -> None:
-    assert changed(PILOT_RAW, put(PILOT_RAW, "training.seeds", [42, 43])) == set()
+def test_another_seed_changes_the_plan_alone() -> None:
+    assert changed(PILOT_RAW, put(PILOT_RAW, "training.seeds", [42, 43])) == {"plan"}
 
 
 def test_another_arm_changes_no_other_section() -> None:
-    assert changed(PILOT_RAW, put(PILOT_RAW, "arms.second", {"reward": "shaped"})) == {"arm-second"}
+    assert changed(PILOT_RAW, put(PILOT_RAW, "arms.second", {"reward": "shaped"})) == {"arm-second", "plan"}
+
+
+def test_another_placebo_leaves_the_plan() -> None:
+    assert changed(PILOT_RAW, put(PILOT_RAW, "arms.second", {"reward": "random"})) == {"arm-second"}
+
+
+def test_the_plan_knows_the_judged_design() -> None:
+    found = sections(validate(PILOT_RAW))["plan"]
+    assert {name: found[name] for name in ("items", "trials", "seeds", "arms", "retention_items", "alpha")} == {
+        "items": 32, "trials": 1, "seeds": 1, "arms": 1, "retention_items": 64, "alpha": 0.05,
+    }  # fmt: skip
+    small = put(put(PILOT_RAW, "evaluation.splits", ["dev"]), "tasks.splits.dev", 20)
+    assert sections(validate(small))["plan"]["items"] == 20
+
+
+def test_a_verdict_from_fewer_seeds_than_the_interval_needs_is_refused() -> None:
+    assert INFERENTIAL_SEEDS == 5
+    assert "statistics.seeds_for_verdict" in refusal(put(PILOT_RAW, "statistics.seeds_for_verdict", INFERENTIAL_SEEDS - 1))
+
+
+def test_an_arm_trains_with_the_settings_below_its_overrides() -> None:
+    study = validate(put(PILOT_RAW, "arms.short", {"reward": "binary", "training": {"steps": 4, "kl": 0, "lora": {"r": 8}}}))
+    assert sections(study)["arm-short"] == {"reward": "binary", "training": {"steps": 4, "kl": 0.0, "lora": {"r": 8}}}
+    base, short = (study.arms[arm].settings(study.training) for arm in ("pilot", "short"))
+    assert base == validate(sections(study)["training"], TrainingSettings)
+    assert short == base.model_copy(update={"steps": 4, "kl": 0.0, "lora": base.lora.model_copy(update={"r": 8})})
 
 
 @pytest.mark.parametrize("raw", [PILOT_RAW, DEMO_RAW], ids=["pilot", "demo"])

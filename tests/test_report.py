@@ -6,142 +6,146 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from agentrl import statistics
+from agentrl.comparison import Evaluation, compare
 from agentrl.config import Statistics
 from agentrl.manifest import write_json, write_text
 from agentrl.report import findings, points, probability, render, summarize
 from agentrl.tasks import Task, write_tasks
+from agentrl.verdict import judge
 
 ALPHA = 0.05
-SETTINGS = Statistics(confidence=0.95, alpha=ALPHA, seed=42)
+SETTINGS = Statistics(confidence=0.95, alpha=ALPHA, seed=42, margin=0.05, seeds_for_verdict=5)
 NO_PLACEBO = "No arm with random reward was run, so a gain cannot be told from mere training: no verdict."
+QUIET = "Placebo placebo shows no gain beyond chance, as it must (+0.0 points over 32 items and 1 seed, p over items = 1)."
 Pairs = dict[str, dict[str, Any]]
+Counts = dict[str, tuple[tuple[int, int], tuple[int, int]]]
+"""Candidate -> wins and losses on the agent's items, wins and losses on retention."""
 
 
-def pair(wins: int, losses: int, items: int, before: int, trials: int = 1) -> dict[str, Any]:
-    """A comparison as `compare` writes it, from counts."""
-    difference = (wins - losses) / items
-    differences = [1.0] * wins + [-1.0] * losses + [0.0] * (items - wins - losses)
-    return {
-        "items": items, "trials": trials, "baseline": before / items, "candidate": before / items + difference, "difference": difference,
-        "wins": wins, "losses": losses, "ties": items - wins - losses,
-        "interval": asdict(statistics.item_bootstrap(differences)),
-        "mcnemar_p": statistics.mcnemar_exact(wins, losses) if trials == 1 else None,
-    }  # fmt: skip
+def scores(before: int, wins: int, losses: int, items: int, trials: int = 1, name: str = "item-{:03d}") -> pd.DataFrame:
+    """The candidate's scores beside a baseline that has the first `before` items right: it loses the first, wins the next behind."""
+    right = {*range(losses, before), *range(before, before + wins)}
+    rows = [(name.format(n + 1), trial, int(n in right)) for n in range(items) for trial in range(trials)]
+    return pd.DataFrame(rows, columns=["item", "trial", "score"])
 
 
-def kept(wins: int, losses: int, items: int = 64, before: int = 30) -> dict[str, Any]:
-    """A retention comparison with its gate."""
-    found = pair(wins, losses, items, before)
-    alarm = statistics.zero_drop_false_alarm(items, (wins + losses) / items)
-    return found | {"zero_drop_gate": {"passed": wins >= losses, "difference": found["difference"], "false_alarm_rate": alarm, "note": ""}}
+def evaluated(counts: Counts, trials: int = 1, items: int = 32, before: int = 4, kept: int = 64) -> tuple[dict[str, Any], Pairs]:
+    """Verdict and comparisons as `compare.py` writes them, from counts: `before` of `items`, 30 of `kept`."""
+
+    def tables(agent: tuple[int, int], retention: tuple[int, int]) -> dict[str, pd.DataFrame]:
+        return {"agent-test": scores(before, *agent, items, trials), "retention": scores(30, *retention, kept, name="mgsm-de-{:03d}")}
+
+    found = {name: tables(*both) for name, both in {"baseline": ((0, 0), (0, 0)), **counts}.items()}
+    arms: dict[str, list[str]] = {}
+    for name in counts:
+        arms.setdefault(name.split("/")[0], []).append(name)
+    manifest = {"stage": "", "config": {}, "engine": "", "inputs": {}}
+    records = {(p, m): Evaluation(p, m, manifest, table) for p, measures in found.items() for m, table in measures.items()}
+    flat = {key: record.scores for key, record in records.items()}
+    verdict = judge(flat, arms, ["placebo"], ["agent-test", "retention"], SETTINGS)
+    pairs = {n: {m: compare(records["baseline", m], records[n, m], SETTINGS) for m in ("agent-test", "retention")} for n in counts}
+    return verdict, pairs
 
 
-def candidate(wins: int, losses: int, *, retention: dict[str, Any] | None = None, trials: int = 1) -> dict[str, Any]:
-    """One candidate on 32 agent items from 4 successes, and its retention."""
-    return {"agent-test": pair(wins, losses, 32, 4, trials), "retention": kept(0, 0) if retention is None else retention}
+def told(counts: Counts, **shape: int) -> list[str]:
+    verdict, pairs = evaluated(counts, **shape)
+    return findings(verdict, pairs, SETTINGS)
 
 
-def told(pairs: Pairs, placebos: tuple[str, ...] = ("placebo/seed-1",)) -> list[str]:
-    return findings(pairs, placebos, "agent-test", ALPHA)
-
-
-def test_gain_with_a_quiet_placebo() -> None:
-    assert told({"pilot/seed-1": candidate(8, 0), "placebo/seed-1": candidate(1, 1)}) == [
-        "Placebo placebo/seed-1 shows no gain beyond chance, as it must (+0.0 points, 1 wins, 1 losses of 32, McNemar p = 1).",
-        (
-            "pilot/seed-1: agent success rose beyond chance of the items, for this one training run "
-            "(+25.0 points, 8 wins, 0 losses of 32, McNemar p = 0.00781)."
-        ),
-        (
-            "pilot/seed-1: retention held under the zero-drop gate (30 -> 30 of 64, +0.0 points; "
-            "an equally accurate model fails this gate 0% of the time)."
-        ),
-        (
-            "placebo/seed-1: retention held under the zero-drop gate (30 -> 30 of 64, +0.0 points; "
-            "an equally accurate model fails this gate 0% of the time)."
-        ),
-    ]
-
-
-def test_a_placebo_that_gained_forbids_every_verdict() -> None:
-    found = told({"pilot/seed-1": candidate(9, 0), "other/seed-1": candidate(0, 0), "placebo/seed-1": candidate(6, 0)})
-    assert found[0].startswith("Placebo placebo/seed-1 gained although its reward was random: no verdict on any arm (+18.8 points, 6 wins")
-    assert "pilot/seed-1: agent success rose beyond chance of the items, but the placebo forbids a verdict (+28.1 points" in found[1]
-    assert not any("for this one training run" in sentence for sentence in found)
-
-
-def test_one_seed_of_the_placebo_is_enough_to_forbid() -> None:
-    found = told(
-        {"pilot/seed-1": candidate(9, 0), "placebo/seed-1": candidate(0, 0), "placebo/seed-2": candidate(7, 0)},
-        ("placebo/seed-1", "placebo/seed-2"),
-    )
-    assert ["as it must" in found[0], "no verdict on any arm" in found[1], "the placebo forbids" in found[2]] == [True] * 3
-
-
-def test_without_a_placebo_there_is_no_verdict() -> None:
-    found = told({"pilot/seed-1": candidate(9, 0)}, ())
-    assert found[0] == NO_PLACEBO
-    assert found[1].startswith("pilot/seed-1: agent success rose beyond chance of the items, but without a placebo there is no verdict (")
-
-
-@pytest.mark.parametrize(
-    ("wins", "losses", "verdict"),
-    [
-        (5, 0, "did not change by more than these items can tell from chance"),
-        (6, 0, "rose beyond chance of the items, for this one training run"),
-        (0, 6, "fell beyond chance of the items"),
-        (0, 5, "did not change by more than these items can tell from chance"),
-        (0, 0, "did not change by more than these items can tell from chance"),
-    ],
-)
-def test_verdict_turns_where_the_test_does(wins: int, losses: int, verdict: str) -> None:
-    """32 items, one trial: 6 wins to 0 losses at least."""
-    found = told({"pilot/seed-1": candidate(wins, losses), "placebo/seed-1": candidate(0, 0)})
-    assert found[1].startswith(f"pilot/seed-1: agent success {verdict} (")
-
-
-def test_a_placebo_that_fell_is_no_gain() -> None:
-    assert "shows no gain beyond chance, as it must (-18.8 points" in told({"placebo/seed-1": candidate(0, 6)})[0]
-
-
-def test_several_trials_have_no_test_and_claim_nothing() -> None:
-    """Neither that the arm gained nor that the placebo did not."""
-    found = told({"pilot/seed-1": candidate(20, 0, trials=4), "placebo/seed-1": candidate(20, 0, trials=4)})
-    for sentence in found[:2]:
-        assert "has no test yet for several trials per item; see the interval (+62.5 points, 20 wins, 0 losses of 32)." in sentence
-    assert not any(word in " ".join(found[:2]) for word in ("rose", "gain", "must", "McNemar"))
-
-
-@pytest.mark.parametrize(("gain", "placebos"), [(9, ("placebo/seed-1",)), (0, ("placebo/seed-1",)), (9, ())])
-def test_a_drop_of_retention_is_always_reported(gain: int, placebos: tuple[str, ...]) -> None:
-    pairs = {"pilot/seed-1": candidate(gain, 0, retention=kept(0, 1)), "placebo/seed-1": candidate(0, 0, retention=kept(2, 5))}
-    found = told(pairs, placebos)
-    assert "pilot/seed-1: retention REGRESSED under the zero-drop gate (30 -> 29 of 64, -1.6 points; " in found[-2]
-    assert "placebo/seed-1: retention REGRESSED under the zero-drop gate (30 -> 27 of 64, -4.7 points; " in found[-1]
+def one(agent: tuple[int, int], retention: tuple[int, int] = (0, 0), placebo: tuple[int, int] | None = (0, 0)) -> Counts:
+    quiet = {} if placebo is None else {"placebo/seed-1": (placebo, (0, 0))}
+    return {"pilot/seed-1": (agent, retention), **quiet}
 
 
 def test_the_pilot_s_own_result() -> None:
     """4/32 -> 5/32 on agent test, 30/64 -> 29/64 on MGSM, no placebo: nothing to claim, and retention regressed."""
-    assert told({"pilot/seed-42": candidate(1, 0, retention=kept(1, 2))}, ()) == [
+    assert told({"pilot/seed-42": ((1, 0), (1, 2))}) == [
         NO_PLACEBO,
         (
-            "pilot/seed-42: agent success did not change by more than these items can tell from chance "
-            "(+3.1 points, 1 wins, 0 losses of 32, McNemar p = 1)."
+            "pilot: agent success did not change by more than these items can tell from chance (+3.1 points over 32 items and 1 seed, "
+            "p over items = 1). Not called improved: insufficient seeds: 1 of 5; no p value over seeds: one seed; no placebo was run; "
+            "retention bound not held: -9.4 points, needs above -5.0."
         ),
         (
-            "pilot/seed-42: retention REGRESSED under the zero-drop gate (30 -> 29 of 64, -1.6 points; "
+            "pilot: retention REGRESSED under the zero-drop gate (seed-42: 30 -> 29 of 64, -1.6 points, "
             "an equally accurate model fails this gate 38% of the time)."
+        ),
+        (
+            "pilot: a retention loss of 5.0 points is NOT ruled out (lower bound -9.4 points, 64 items; an equally good model needs 195 "
+            "to pass with 80% power); without 1 of them whose German contradicts the gold answer: -1.6 points, lower bound -9.5, "
+            "NOT ruled out, zero-drop gate failed by 1 of 1."
         ),
     ]
 
 
+def test_a_gain_of_one_run_is_named_for_this_run_and_not_called_improved() -> None:
+    found = told(one((8, 0)))
+    assert found[0] == QUIET
+    assert found[1].startswith(
+        "pilot: agent success rose beyond chance of the items, for this one training run "
+        "(+25.0 points over 32 items and 1 seed, p over items = 0.00781). Not called improved: insufficient seeds: 1 of 5; "
+    )
+
+
+def test_a_placebo_that_gained_forbids_every_verdict() -> None:
+    found = told(one((9, 0), placebo=(6, 0)))
+    assert found[0].startswith("Placebo placebo gained although its reward was random: no verdict on any arm (+18.8 points")
+    assert "placebo placebo gained +18.8 points" in found[1]
+
+
+def test_without_a_placebo_there_is_no_verdict() -> None:
+    found = told(one((9, 0), placebo=None))
+    assert found[0] == NO_PLACEBO
+    assert "no placebo was run" in found[1]
+
+
+@pytest.mark.parametrize(
+    ("wins", "losses", "change"),
+    [
+        (5, 0, "did not change by more than these items can tell from chance"),
+        (6, 0, "rose beyond chance of the items, for this one training run"),
+        (0, 6, "fell beyond chance of the items, for this one training run"),
+        (0, 5, "did not change by more than these items can tell from chance"),
+        (0, 0, "did not change by more than these items can tell from chance"),
+    ],
+)
+def test_the_sentence_turns_where_the_test_does(wins: int, losses: int, change: str) -> None:
+    """32 items, one trial: 6 wins to 0 losses at least."""
+    assert told(one((wins, losses)), before=8)[1].startswith(f"pilot: agent success {change} (")
+
+
+def test_five_seeds_and_a_quiet_placebo_are_called_improved() -> None:
+    counts: Counts = {f"pilot/seed-{seed}": ((14 + seed % 2, 0), (8, 0)) for seed in range(1, 6)}
+    counts |= {f"placebo/seed-{seed}": ((seed % 2, 1), (0, 0)) for seed in range(1, 6)}
+    found = told(counts, kept=250)
+    assert found[0].startswith("Placebo placebo shows no gain beyond chance, as it must (-1.2 points over 32 items and 5 seeds, p = ")
+    assert found[1].startswith("pilot: agent success improved by the rule set beforehand (+45.6 points over 32 items and 5 seeds, p ")
+    assert ", over arms " in found[1]
+    assert found[2] == "pilot: retention held under the zero-drop gate with 5 of 5 seeds."
+
+
+def test_four_seeds_are_not() -> None:
+    counts: Counts = {f"{arm}/seed-{seed}": ((gain, 0), (0, 0)) for seed in range(1, 5) for arm, gain in (("pilot", 14), ("placebo", 0))}
+    found = told(counts, kept=250)[1]
+    assert "rose beyond chance of the items and seeds (+43.8 points over 32 items and 4 seeds" in found
+    assert found.endswith("Not called improved: insufficient seeds: 4 of 5.")
+
+
+@pytest.mark.parametrize("agent", [(9, 0), (0, 0)])
+def test_a_drop_of_retention_is_always_reported(agent: tuple[int, int]) -> None:
+    found = told({"pilot/seed-1": (agent, (0, 1)), "pilot/seed-2": (agent, (1, 0)), "placebo/seed-1": ((0, 0), (2, 5))})
+    assert "pilot: retention REGRESSED under the zero-drop gate with 1 of 2 seeds (seed-1: 30 -> 29 of 64, -1.6 points, " in found[-4]
+    assert "placebo: retention REGRESSED under the zero-drop gate (seed-1: 30 -> 27 of 64, -4.7 points, " in found[-2]
+
+
 def test_an_unknown_false_alarm_rate_is_left_out() -> None:
-    gate = kept(0, 1)["zero_drop_gate"] | {"false_alarm_rate": None}
-    found = told({"pilot/seed-1": candidate(0, 0, retention=kept(0, 1) | {"zero_drop_gate": gate})}, ())
-    assert found[-1].endswith("(30 -> 29 of 64, -1.6 points).")
+    verdict, pairs = evaluated(one((0, 0), (0, 1), placebo=None))
+    pairs["pilot/seed-1"]["retention"]["zero_drop_gate"]["false_alarm_rate"] = None
+    assert findings(verdict, pairs, SETTINGS)[-2].endswith("(seed-1: 30 -> 29 of 64, -1.6 points).")
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.03125, "+3.1"), (-1 / 64, "-1.6"), (0.0, "+0.0"), (1.0, "+100.0"), (0.28125, "+28.1")])
@@ -170,11 +174,10 @@ MEASURES = ("agent-dev", "agent-test", "retention")
 def finished(tmp_path: Path, tasks: list[Task]) -> Path:
     """A hand-made finished study: the pilot's counts, a quiet placebo, and everything raw beside its manifests."""
     study = tmp_path / "pilot"
-    pairs: dict[str, Pairs] = {
-        "pilot": {"pilot/seed-42": candidate(1, 0, retention=kept(1, 2)) | {"agent-dev": pair(2, 1, 32, 3)}},
-        "placebo": {"placebo/seed-42": candidate(1, 1) | {"agent-dev": pair(0, 0, 32, 3)}},
-    }
-    write_json(study / "statistics" / "comparison.json", pairs)
+    verdict, pairs = evaluated({"pilot/seed-42": ((1, 0), (1, 2)), "placebo/seed-42": ((1, 1), (0, 0))})
+    write_json(study / "statistics" / "comparison.json", {name.split("/")[0]: {name: found} for name, found in pairs.items()})
+    write_json(study / "statistics" / "verdict.json", verdict)
+    write_json(study / "plan" / "power.json", {"sentences": ["It sees little.", "It takes more.", "The gate errs."], "power": 0.1})
     write_tasks(study / "tasks/dev/tasks.jsonl", tasks)
     write_text(study / "retention/items.jsonl", json.dumps({"id": "mgsm-de-001", "question": QUESTION, "answer": 391}) + "\n")
     gains: Mapping[str, int] = {"baseline": 0, "pilot/seed-42": 1, "placebo/seed-42": 0}
@@ -205,7 +208,7 @@ def test_summary_collects_every_policy_and_measure(summary: dict[str, Any]) -> N
     assert summary["training"]["placebo/seed-42"]["reward"] == "random"
     assert {fact: summary["training"]["pilot/seed-42"][fact] for fact in TRAINED} == TRAINED
     assert summary["comparisons"]["pilot/seed-42"]["agent-test"]["wins"] == 1
-    assert summary["findings"] == findings(summary["comparisons"], ["placebo/seed-42"], "agent-test", ALPHA)
+    assert summary["findings"] == findings(summary["verdict"], summary["comparisons"], SETTINGS)
     assert any("training seeds" in limit for limit in summary["limits"])
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
 
@@ -234,11 +237,16 @@ def cells(text: str, start: str) -> list[list[str]]:
 def test_markdown_shows_the_findings_and_whole_tables(summary: dict[str, Any]) -> None:
     text = render(summary)
     assert text.startswith("# Study pilot: ")
-    for sentence in (*summary["findings"], *summary["limits"]):
+    for sentence in (*summary["plan"], *summary["findings"], *summary["limits"]):
         assert f"- {sentence}\n" in text
-    for heading in ("## Policies", "## Agent measures", "## Retention", "## Training"):
+    for heading in ("## Verdict", "## Policies", "## Agent measures", "## Retention", "## Training"):
         table = cells(text, heading)
         assert {len(row) for row in table} == {len(table[0])}, heading
+    verdict = cells(text, "## Verdict")
+    assert verdict[2] == [
+        "pilot", "1", "+3.1", "[-3.2, +9.5] (descriptive)", "31.0", "0.325", "n/a", "n/a / 3.1", "[+0.0, +9.4]", "-9.4 / -5.0", "not shown",
+    ]  # fmt: skip
+    assert verdict[3][-1] == "placebo"
     policies = cells(text, "## Policies")
     assert policies[2] == ["start", "4/32", "4/32", "", "", "", "30/64", ""]
     assert policies[3] == ["pilot/seed-42", "5/32", "5/32", "+3.1 [+0.0, +9.4]", "1-0", "1", "29/64", "FAILED"]
@@ -248,13 +256,21 @@ def test_markdown_shows_the_findings_and_whole_tables(summary: dict[str, Any]) -
     assert statistics.COVERS["items"] in text
 
 
-def test_a_study_without_placebo_says_so(finished: Path) -> None:
-    found = summarize(finished, ["pilot/seed-42"], MEASURES, SETTINGS)
-    assert found["findings"][0] == NO_PLACEBO
-    assert "placebo/seed-42" not in render(found)
+def test_every_interval_says_what_it_does_not_cover(summary: dict[str, Any]) -> None:
+    text = render(summary)
+    for note in (
+        "- Interval: One training seed: covers",
+        "- Bootstrap: Descriptive: items",
+        "- Retention bound: Covers only the choice of",
+    ):
+        assert note in text
 
 
-def test_several_trials_are_rendered_without_a_p_value(summary: dict[str, Any]) -> None:
-    name = "pilot/seed-42"
-    pairs = summary["comparisons"] | {name: summary["comparisons"][name] | {"agent-test": pair(1, 0, 32, 4, trials=3)}}
-    assert cells(render(summary | {"comparisons": pairs}), "## Policies")[3][5] == "n/a"
+def test_several_trials_show_pass_hat_k_and_the_sign_flip_p(summary: dict[str, Any]) -> None:
+    assert "pass^" not in render(summary)
+    verdict, pairs = evaluated({"pilot/seed-42": ((6, 0), (0, 0)), "placebo/seed-42": ((0, 0), (0, 0))}, trials=3)
+    text = render(summary | {"verdict": verdict, "comparisons": pairs})
+    table = cells(text.split("pass^k, the chance", 1)[1], "succeed:")
+    assert table[0] == ["policy", "pass^1", "pass^2", "pass^3"]
+    assert table[2] == ["start", "0.125", "0.125", "0.125"]
+    assert cells(text, "## Policies")[3][5] == "0.0312"

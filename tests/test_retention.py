@@ -12,6 +12,7 @@ from agentrl.config import Retention, Study
 from agentrl.demo.demonstrations import encode_turn
 from agentrl.engine.base import Request
 from agentrl.engine.scripted import ScriptedEngine
+from agentrl.mgsm import MGSM_CONTRADICTED
 from agentrl.protocol import ChatProtocol
 from agentrl.retention import Item, RetentionError
 
@@ -36,7 +37,7 @@ def test_all_items_in_file_order(items: list[Item]) -> None:
     assert [item.id for item in items] == [f"mgsm-de-{n:03d}" for n in range(1, 251)]
     assert all(item.question == item.question.strip() and item.question for item in items)
     assert items[0].answer == 18
-    assert {item.id for item in items} >= retention.MGSM_CONTRADICTED
+    assert {item.id for item in items} >= MGSM_CONTRADICTED
 
 
 @pytest.mark.parametrize("number", [147, 202, 231, 250])

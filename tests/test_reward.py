@@ -59,6 +59,13 @@ def test_arms_name_their_reward(study: Study) -> None:
     assert REWARDS["shaped"](study.reward, reached) == shaped(reached.outcome, study.reward) == pytest.approx(0.35)
 
 
+def test_binary_reward_is_strict_success_alone(study: Study) -> None:
+    key = Key("binary/seed-1", 0, "train", "train-0001", 0, 1)
+    flags = list(product((False, True), repeat=3))
+    found = [REWARDS["binary"](study.reward, episode(key, outcome(*reached, errors=5))) for reached in flags]
+    assert found == [float(strict) for _, _, strict in flags]
+
+
 def test_random_reward_is_keyed_fair_and_blind(study: Study) -> None:
     keys = [Key("placebo/seed-1", step, "train", f"train-{n:04d}", trial, 1) for step in range(50) for n in range(10) for trial in range(4)]
     good, bad = outcome(True, True, True), outcome(False, False, False, errors=3)

@@ -16,7 +16,7 @@ from agentrl.sources import SCRIPTS, UNSEEN, closure, code_digest
 
 COMMANDS = sorted(path.name for path in SCRIPTS.glob("*.py"))
 LIBRARY = sorted(path for path in (SCRIPTS / "agentrl").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-LIGHT = ("compare.py", "summarize.py", "generate_tasks.py", "write_section.py", "show_study.py")
+LIGHT = ("compare.py", "summarize.py", "plan.py", "generate_tasks.py", "write_section.py", "show_study.py")
 """Commands that must start in a moment."""
 
 

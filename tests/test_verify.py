@@ -116,6 +116,7 @@ def flip_mask(found: Rows) -> None:
 BASELINE = "policies/baseline/agent-test/manifest.json"
 MERGED = "arms/pilot/seed-3/merged/model/model.safetensors"
 COMPARED = "statistics/comparison.json"
+JUDGED = "statistics/verdict.json"
 PAIR = "pilot.pilot/seed-3.agent-test"
 SUMMARY = "summary/summary.json"
 
@@ -172,11 +173,29 @@ RECOMPUTED: dict[str, tuple[Tamper, str]] = {
     "interval": (data(COMPARED, put(f"{PAIR}.interval.low", lambda old: old + 0.125)), "statistics"),
     "p value": (data(COMPARED, put(f"{PAIR}.mcnemar_p", 0.001)), "statistics"),
     "gate": (data(COMPARED, put("pilot.pilot/seed-3.retention.zero_drop_gate.passed", lambda old: not old)), "statistics"),
+    "arm's difference": (data(JUDGED, put("arms.pilot.agent-test.difference", lambda old: old + 0.125)), "statistics"),
+    "t interval": (data(JUDGED, put("arms.pilot.agent-test.two_way.interval", None)), "statistics"),
+    "arm's p value": (data(JUDGED, put("arms.pilot.agent-test.item_p", 0.001)), "statistics"),
+    "crossed bootstrap": (data(JUDGED, put("arms.pilot.agent-test.crossed_bootstrap.low", 0.5)), "statistics"),
+    "pass^k": (data(JUDGED, put("pass_hat_k.baseline.agent-test.1", 0.99)), "statistics"),
+    "retention bound": (data(JUDGED, put("arms.pilot.retention.non_inferiority.passed", lambda old: not old)), "statistics"),
+    "rule": (data(JUDGED, put("rule.pilot", {"improved": True, "missing": []})), "statistics"),
+    "placebos": (data(JUDGED, put("placebos", [])), "statistics"),
+    "plan": (data("plan/power.json", put("power", 0.99)), "statistics"),
+    "plan's sentence": (data("plan/power.json", put("sentences.0", "This design sees everything.")), "statistics"),
     "summary number": (data(SUMMARY, put("policies.baseline.agent-test.strict_success", lambda old: old + 1)), "summary"),
     "summary sentence": (data(SUMMARY, put("findings.0", "GRPO helped.")), "summary"),
     "summary text": (lambda s: write(s / "summary/summary.md", "GRPO helped.\n"), "summary"),
     "engine of one policy": (data("policies/pilot/seed-3/agent-test/manifest.json", put("engine", "vllm")), "matching"),
     "config of one policy": (data("policies/pilot/seed-3/agent-test/manifest.json", put("config.decoding.top_k", 1)), "matching"),
+    "overridden setting": (data(TRAINING.replace("episodes.jsonl", "manifest.json"), put("config.training.kl", 0.5)), "config"),
+    "preflight's call": (rows("preflight/episodes.jsonl", change_called_id), "calls"),
+    "preflight's dropped episode": (rows("preflight/episodes.jsonl", lambda r: r[:-1]), "episodes"),
+    "preflight on an unseen split": (rows("preflight/episodes.jsonl", put("0.key.split", "dev")), "episodes"),
+    "preflight's report": (data("plan/preflight.json", put("counts.lookup", lambda old: old + 1)), "count"),
+    "an arm's verdict": (data("preflight/admitted/pilot.json", put("mixed_groups", lambda old: old - 1)), "preflight"),
+    "an arm without a verdict": (lambda s: (s / "preflight/admitted/pilot.json").unlink(), "unreadable"),
+    "an arm of another reward": (data("config/arm-placebo.json", put("reward", "binary")), "config"),
     "upstream code of one freeze": (data("freeze/agent-dev.json", put(f"upstream.transformers/cache_utils{DOT}py", "0" * 64)), "freeze"),
 }  # fmt: skip
 
@@ -230,7 +249,7 @@ def show(findings: Findings) -> str:
 def test_an_untouched_study_passes(study: Path) -> None:
     findings = verify(study, checkpoints=True)
     assert findings.passed, show(findings)
-    assert findings.counts["episodes"] == 3 * 14 + 2 * 24
+    assert findings.counts["episodes"] == 3 * 14 + 2 * 24 + 2 * 4, "evaluation, training, preflight"
     assert findings.counts["training rows"] == 48
     assert findings.counts["answers"] == 24
     assert findings.counts["merges audited"] == 2
@@ -276,6 +295,31 @@ def test_a_merged_checkpoint_that_is_not_start_plus_adapter_is_named(study: Path
     findings = verify(study, checkpoints=True)
     assert "merge" in findings.first
     assert "did not change" in findings.first["merge"].found
+
+
+def as_binary(found: dict[str, Any]) -> None:
+    found["config"]["arm"]["reward"] = "binary"
+
+
+def test_binary_rewards_are_recomputed(study: Path) -> None:
+    """The placebo's run declared to be a binary arm: its coins are named, rewards of strict success are not."""
+    run = study / "arms/placebo/seed-3/train"
+    data("config/arm-placebo.json", put("reward", "binary"))(study)
+    data("arms/placebo/seed-3/train/manifest.json", as_binary)(study)
+    rehash(study)
+    assert "reward" in verify(study).first
+    rows(
+        run.relative_to(study).as_posix() + "/episodes.jsonl",
+        lambda r: [row.update(reward=float(row["outcome"]["strict"])) for row in r] and None,
+    )(study)
+    rehash(study)
+    assert "reward" not in verify(study).first
+
+
+def test_a_study_without_preflight_is_noted(study: Path) -> None:
+    shutil.rmtree(study / "preflight")
+    findings = verify(study)
+    assert any("no preflight" in note for note in findings.notes)
 
 
 def test_leftovers_of_another_arm_are_noted_not_judged(study: Path) -> None:

@@ -7,15 +7,20 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from micro_study import snakemake
+from micro_study import copy_project, snakemake
 from safetensors.torch import load_file
 
 from agentrl import comparison, statistics
 from agentrl.evaluation import measures
-from agentrl.trajectory import read
+from agentrl.hashing import hash_files
+from agentrl.manifest import write_json
+from agentrl.trajectory import append, read
+from agentrl.verify.breaks import Findings
+from agentrl.verify.chain import check_configs
 
 ROOT = Path(__file__).resolve().parents[1]
 STUDY = "results/micro"
@@ -111,6 +116,50 @@ def test_statistics_follow_from_the_episodes(micro: Path) -> None:
     baseline, candidate = (comparison.load(micro / STUDY / "policies" / name / "agent-test") for name in ("baseline", "pilot/seed-3"))
     pair = statistics.paired(baseline.scores, candidate.scores)
     assert (found["wins"], found["losses"], found["difference"]) == (pair.wins, pair.losses, pair.difference)
+
+
+def test_the_verdict_of_one_seed_names_what_is_missing(micro: Path) -> None:
+    found = load(micro / STUDY / "statistics/verdict.json")
+    assert found["placebos"] == ["placebo"]
+    assert found["rule"]["pilot"]["missing"][0] == "insufficient seeds: 1 of 5"
+    text = (micro / STUDY / "summary/summary.md").read_text(encoding="utf-8")
+    assert "improved by the rule" not in text
+    assert all(sentence in text for sentence in load(micro / STUDY / "plan/power.json")["sentences"])
+
+
+def test_the_plan_was_made_before_training_and_says_no_hours_without_a_record(micro: Path) -> None:
+    log = (micro / STUDY / "plan/log.txt").read_text(encoding="utf-8")
+    assert "GPU hours: no record yet." in log
+    assert (micro / STUDY / "plan/power.png").stat().st_size > 1000
+    started = [load(micro / STUDY / f"arms/{arm}/seed-3/train/status.json")["started"] for arm in ARMS]
+    assert load(micro / STUDY / "plan/status.json")["started"] <= min(started)
+
+
+def planned(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
+    """Rule -> jobs of a dry run."""
+    lines = [line.split() for line in done.stdout.splitlines()]
+    return {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdigit()}
+
+
+def test_another_seed_runs_only_its_own_jobs(micro: Path) -> None:
+    found = planned(snakemake(micro, "-n", "--quiet", "rules", "--config", "training={seeds: [3, 4]}"))
+    assert (found["train"], found["plan"], found["evaluate_agent"]) == (2, 1, 4)
+
+
+def test_a_changed_wish_replans_and_retrains_nothing(micro: Path) -> None:
+    found = planned(snakemake(micro, "-n", "--quiet", "rules", "--config", "plan={wanted_difference: 0.2}"))
+    assert found["plan"] == 1
+    assert "train" not in found
+
+
+def test_a_design_too_weak_is_refused_before_training(micro: Path, tmp_path: Path) -> None:
+    folder = copy_project(tmp_path / "weak")
+    target = f"{STUDY}/arms/pilot/seed-3/train/manifest.json"
+    done = snakemake(folder, "--config", "plan={refuse_weak: true}", "--", target)
+    assert done.returncode == 1
+    assert "error: the design is too weak to train: power " in done.stdout
+    assert "set plan.refuse_weak to false" in done.stdout
+    assert not (folder / STUDY / "arms").exists()
 
 
 def train_command(folder: Path) -> list[str]:
@@ -228,11 +277,66 @@ def test_an_unconfigured_seed_is_refused_not_planned(micro: Path) -> None:
     assert "seed-99" in done.stdout
 
 
+def test_another_arm_plans_only_its_own_jobs(micro: Path) -> None:
+    found = planned(snakemake(micro, "-n", "--quiet", "rules", "--config", "arms={short: {reward: binary, training: {steps: 1}}}"))
+    assert {rule: found.get(rule, 0) for rule in ("admit", "train", "merge", "evaluate_agent", "evaluate_retention")} == {
+        "admit": 1, "train": 1, "merge": 1, "evaluate_agent": 2, "evaluate_retention": 1,
+    }  # fmt: skip
+    assert not {"preflight", "freeze", "tasks", "start"} & set(found)
+
+
+def test_another_preflight_retrains_nothing(micro: Path) -> None:
+    found = planned(snakemake(micro, "-n", "--quiet", "rules", "--config", "preflight={groups: 3}"))
+    assert (found["preflight"], found["admit"]) == (1, 2)
+    assert not {"train", "merge", "evaluate_agent"} & set(found)
+
+
+def test_an_arm_trains_with_its_own_settings(own: Path) -> None:
+    """Two steps instead of three, binary reward: the manifest says so, and verification compares it with the sections."""
+    write_json(own / STUDY / "config/arm-pilot.json", {"reward": "binary", "training": {"steps": 2, "lora": {"r": 4}}})
+    subprocess.run(train_command(own), cwd=own, check=True, capture_output=True)
+    run = own / STUDY / "arms/pilot/seed-3/train"
+    manifest, base = load(run / "manifest.json"), load(own / STUDY / "config/training.json")
+    assert manifest["config"]["training"] == {**base, "steps": 2, "lora": {**base["lora"], "r": 4}}
+    assert (manifest["steps"], manifest["episodes"]) == (2, 16)
+    assert load(run / "adapter/adapter_config.json")["r"] == 4
+    assert [e.reward for e in read(run / "episodes.jsonl")] == [float(e.outcome.strict) for e in read(run / "episodes.jsonl")]
+    findings = Findings(own / STUDY)
+    check_configs(own / STUDY, [run], findings)
+    assert findings.passed, findings.first
+    write_json(own / STUDY / "config/arm-pilot.json", {"reward": "binary", "training": {"steps": 2}})
+    check_configs(own / STUDY, [run], findings)
+    assert "config" in findings.first
+
+
+def test_an_arm_that_could_not_learn_is_refused_by_name(own: Path) -> None:
+    """The preflight's strict successes taken back: the shaped arm still has its milestones, a binary arm has nothing."""
+    folder = own / STUDY / "preflight"
+    episodes = [replace(e, outcome=replace(e.outcome, strict=False)) for e in read(folder / "episodes.jsonl")]
+    with open(folder / "episodes.jsonl", "w", encoding="utf-8") as stream:
+        append(stream, episodes)
+    manifest = load(folder / "manifest.json")
+    write_json(folder / "manifest.json", {**manifest, "outputs": hash_files(folder, ["episodes.jsonl"])})
+    for arm, reward in (("pilot", "shaped"), ("hopeless", "binary"), ("placebo", "random")):
+        section, out = own / STUDY / f"config/arm-{arm}.json", own / f"{arm}.json"
+        write_json(section, {"reward": reward, "training": {}})
+        arguments = ["--arm", arm, "--arm-section", str(section), "--preflight", str(folder / "manifest.json"), "--out", str(out)]
+        done = subprocess.run([sys.executable, "scripts/admit_arm.py", *arguments], cwd=own, text=True, capture_output=True, check=False)
+        assert out.exists() == (done.returncode == 0) == (arm != "hopeless"), done.stderr
+        if arm == "hopeless":
+            refused(done, "arm 'hopeless' could not learn", "none of 2 groups of 4", "binary reward", "arms.hopeless")
+
+
+def test_preflight_touches_training_tasks_only(micro: Path) -> None:
+    keys = [e.key for e in read(micro / STUDY / "preflight/episodes.jsonl")]
+    assert {(key.policy, key.step, key.split) for key in keys} == {("baseline", 0, "train")}
+    assert [key.trial for key in keys] == [0, 1, 2, 3] * 2
+    assert set(load(micro / STUDY / "preflight/manifest.json")["inputs"]) == {"section", "start", "tasks", "freeze"}
+
+
 def test_an_edited_reward_retrains_but_leaves_the_baseline(micro: Path) -> None:
     done = snakemake(micro, "-n", "--quiet", "rules", "--config", "reward={lookup: 0.2}")
-    planned = {
-        line.split()[0]: int(line.split()[1]) for line in done.stdout.splitlines() if len(line.split()) == 2 and line.split()[1].isdigit()
-    }
-    assert planned["train"] == 2
-    assert planned["evaluate_agent"] == 4, "two candidates on two splits; the baseline stays"
-    assert "demo_base" not in planned
+    found = planned(done)
+    assert found["train"] == 2
+    assert found["evaluate_agent"] == 4, "two candidates on two splits; the baseline stays"
+    assert "demo_base" not in found

@@ -1,7 +1,7 @@
 """From evaluation records to paired comparisons: every candidate against the start policy, on the same items under the same freeze."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from agentrl.config import Statistics
 from agentrl.manifest import check_files, read_json
 
 AGENT, RETENTION = "agent", "retention"
+BASELINE = "baseline"
 RECORDED = "recorded"
 """Input role of a retention baseline that was recorded elsewhere (`agentrl/recorded.py`)."""
 
@@ -75,6 +76,7 @@ def compare(baseline: Evaluation, candidate: Evaluation, settings: Statistics) -
         "ties": pair.ties,
         "interval": asdict(interval),
         "mcnemar_p": statistics.mcnemar_exact(pair.wins, pair.losses) if pair.trials == 1 else None,
+        "sign_flip": asdict(statistics.sign_flip(pair.differences, seed=settings.seed)) if pair.trials > 1 else None,
     }
     if candidate.measure == RETENTION:
         result["zero_drop_gate"] = asdict(statistics.zero_drop_gate(pair))
@@ -99,17 +101,23 @@ def _equal(candidate: Evaluation, field: str, left: object, right: object) -> No
         )
 
 
-def compare_study(policies: Path, candidates: Mapping[str, list[str]], measures: list[str], settings: Statistics) -> dict[str, Any]:
+def load_study(policies: Path, names: Iterable[str], measures: Sequence[str]) -> dict[tuple[str, str], Evaluation]:
+    """(policy, measure) -> evaluation, of the baseline and of every candidate in the folder `policies`."""
+    return {(name, measure): load(policies / name / measure) for name in (BASELINE, *names) for measure in measures}
+
+
+def compare_study(
+    evaluations: Mapping[tuple[str, str], Evaluation], candidates: Mapping[str, list[str]], measures: Sequence[str], settings: Statistics
+) -> dict[str, Any]:
     """Every candidate of every arm on every measure.
 
     Args:
-        policies: folder with `baseline/` and `{arm}/seed-{seed}/`.
+        evaluations: (policy, measure) -> evaluation, see `load_study`.
         candidates: arm -> candidate names `{arm}/seed-{seed}`.
         measures: evaluated measures.
         settings: confidence, significance level, seed.
     """
-    baselines = {measure: load(policies / "baseline" / measure) for measure in measures}
     return {
-        arm: {name: {m: compare(baselines[m], load(policies / name / m), settings) for m in measures} for name in names}
+        arm: {name: {m: compare(evaluations[BASELINE, m], evaluations[name, m], settings) for m in measures} for name in names}
         for arm, names in candidates.items()
     }

@@ -10,10 +10,10 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from agentrl.tasks import FAMILIES, SPLITS, check_share
 
@@ -181,10 +181,47 @@ class Training(TrainingSettings):
         return self
 
 
-class Arm(Section):
-    """One way to train, compared against the baseline."""
+def _partial(model: type[Section]) -> type[Section]:
+    """The same keys with the same checks, each of them optional: null or absent inherits."""
+    hints = get_type_hints(model, include_extras=True)
+    fields: dict[str, Any] = {}
+    for name in model.model_fields:
+        inner = hints[name]
+        fields[name] = ((_partial(inner) if isinstance(inner, type) and issubclass(inner, Section) else inner) | None, None)
+    return create_model(f"{model.__name__}Overrides", __base__=Section, __doc__=f"Some keys of `{model.__name__}`.", **fields)
 
-    reward: Literal["shaped", "random"]
+
+TrainingOverrides = _partial(TrainingSettings)
+
+
+class Arm(Section):
+    """One way to train, compared against the baseline: its reward, and what it changes of `training`."""
+
+    reward: Literal["shaped", "random", "binary"]
+    """Milestone shaping, a fair coin (the placebo), or strict success as 0 or 1."""
+    training: TrainingOverrides = TrainingOverrides()  # type: ignore[valid-type]
+
+    def content(self) -> dict[str, Any]:
+        """Plain data with only those overrides that are set: an arm's section and its record in the training manifest."""
+        return {"reward": self.reward, "training": self.training.model_dump(mode="json", exclude_none=True)}
+
+    def settings(self, base: TrainingSettings) -> TrainingSettings:
+        """The effective settings: `base` below this arm's overrides. Raises `ConfigError` where they do not go together."""
+        merged = merge(_part(base.model_dump(mode="json"), TrainingSettings), self.content()["training"])
+        return validate(merged, TrainingSettings, "training with the arm's overrides")
+
+
+class PreflightGroups(Section):
+    """Before training: groups of training tasks sampled from the start policy."""
+
+    groups: Positive
+
+
+class Preflight(PreflightGroups):
+    """Section `preflight`, as its job reads it."""
+
+    group_size: Annotated[int, Field(ge=2)]
+    """The largest group of any arm: a smaller one is a part of it."""
 
 
 class EvaluationShape(Section):
@@ -283,6 +320,41 @@ class Statistics(Section):
     confidence: Annotated[float, Field(gt=0.5, lt=1)]
     alpha: Annotated[float, Field(gt=0, lt=0.5)]
     seed: Seed
+    margin: Annotated[float, Field(gt=0, lt=1)]
+    """Loss of retention that is tolerated, as a fraction: the non-inferiority bound must lie above its negative."""
+    seeds_for_verdict: Annotated[int, Field(ge=5)]
+    """Fewest training seeds with which an arm may be called improved; below 5 the interval is only descriptive (`inference.py`)."""
+
+
+class PlanSettings(Section):
+    """What a study should be able to find, and what is assumed before anything is known."""
+
+    wanted_difference: Annotated[float, Field(gt=0, lt=1)]
+    """Gain of agent success, as a fraction."""
+    power: Annotated[float, Field(gt=0, lt=1)]
+    discordance: Share
+    """Share of items on which one trial of each of two equally good policies differs."""
+    repeatable: Share
+    """Share of that variance which further trials do not average away."""
+    seed_sd: Annotated[float, Field(ge=0, lt=1)]
+    """Standard deviation of the true mean difference between training seeds."""
+    gate_discordances: Annotated[tuple[Share, ...], Field(min_length=1)]
+    """Plausible shares of retention items that differ, for the false alarms of the zero-drop gate."""
+    refuse_weak: bool
+    """Whether a design that lacks the wanted power is refused before training."""
+
+
+class Plan(PlanSettings):
+    """Section `plan`: the settings and the configured design."""
+
+    items: Positive
+    """Tasks of the split that is judged: test, else dev."""
+    trials: Positive
+    seeds: Positive
+    arms: Annotated[int, Field(ge=0)]
+    """Arms that are no placebo: Holm corrects over them."""
+    retention_items: Positive
+    alpha: Annotated[float, Field(gt=0, lt=0.5)]
 
 
 class Architecture(Section):
@@ -382,11 +454,23 @@ class Study(Section):
     reward: Reward
     training: Training
     arms: Annotated[dict[Name, Arm], Field(min_length=1)]
+    preflight: PreflightGroups
     evaluation: Evaluation
     retention: RetentionChoice
     baselines: Baselines = Baselines()
     statistics: Statistics
+    plan: PlanSettings
     demo_policy: DemoPolicy | None = None
+
+    @property
+    def placebos(self) -> list[str]:
+        """Arms whose reward is random."""
+        return [name for name, arm in self.arms.items() if arm.reward == "random"]
+
+    @property
+    def judged_split(self) -> Literal["dev", "test"]:
+        """The split that the verdict rests on."""
+        return "test" if "test" in self.evaluation.splits else "dev"
 
     @model_validator(mode="after")
     def _possible(self) -> "Study":
@@ -402,11 +486,22 @@ class Study(Section):
             raise ValueError(f"baselines.agent: {self.baselines.agent!r} is a file; agent baselines come from an earlier study's folder")
         if "baseline" in self.arms:
             raise ValueError("arms.baseline: 'baseline' is the name of the start policy, choose another")
-        if self.training.tasks_per_step > self.tasks.splits.train:
-            raise ValueError(
-                f"training.batch_size takes {self.training.tasks_per_step} tasks a step, tasks.splits.train has {self.tasks.splits.train}"
-            )
+        if self.preflight.groups > self.tasks.splits.train:
+            raise ConfigError(f"preflight.groups is {self.preflight.groups}, tasks.splits.train has {self.tasks.splits.train} tasks")
+        self._enough_tasks("training", self.training)
+        for name, arm in self.arms.items():
+            try:
+                settings = arm.settings(self.training)
+            except ConfigError as error:  # each value is valid, the combination is not
+                raise ConfigError(f"arms.{name}.training: {str(error).splitlines()[-1].strip().removeprefix('(top): ')}") from None
+            self._enough_tasks(f"arms.{name}.training", settings)
         return self
+
+    def _enough_tasks(self, key: str, settings: TrainingSettings) -> None:
+        if settings.tasks_per_step > self.tasks.splits.train:
+            raise ConfigError(
+                f"{key}.batch_size takes {settings.tasks_per_step} tasks a step, tasks.splits.train has {self.tasks.splits.train}"
+            )
 
 
 T = TypeVar("T", bound=Section)
@@ -535,7 +630,7 @@ def sections(study: Study) -> dict[str, dict[str, Any]]:
     """Section name -> plain data: what one job may depend on, so that an edit reruns no more than it must.
 
     `tasks-{split}` knows only its own split's size, `training` no seeds and `evaluation` no splits (they are wildcards), `retention` not
-    where its ids come from (a file is a rule's input), `arm-{arm}` one arm.
+    where its ids come from (a file is a rule's input), `arm-{arm}` one arm. `plan` knows the design, so it alone changes with it.
     """
     whole = study.model_dump(mode="json")
     names = ("model", "protocol", "decoding", "reward", "statistics")
@@ -546,8 +641,19 @@ def sections(study: Study) -> dict[str, dict[str, Any]]:
     base = _part(whole["tasks"], BaseTasks)
     for split, count in whole["tasks"]["splits"].items():
         out[f"tasks-{split}"] = {**base, "seed": whole["tasks"]["seed"], "count": count}
-    for arm, content in whole["arms"].items():
-        out[f"arm-{arm}"] = content
+    largest = max(arm.settings(study.training).group_size for arm in study.arms.values())
+    out["preflight"] = {**whole["preflight"], "group_size": largest}
+    for name, arm in study.arms.items():
+        out[f"arm-{name}"] = arm.content()
+    out["plan"] = {
+        **whole["plan"],
+        "items": whole["tasks"]["splits"][study.judged_split],
+        "trials": study.evaluation.trials,
+        "seeds": len(study.training.seeds),
+        "arms": len(study.arms) - len(study.placebos),
+        "retention_items": study.retention.items,
+        "alpha": study.statistics.alpha,
+    }
     if study.demo_policy is not None:
         recipe = whole["demo_policy"]
         prompt = _part(whole["retention"], RetentionPrompt)

@@ -7,13 +7,13 @@ from typing import Any
 import jinja2
 
 from agentrl import ledger
-from agentrl.comparison import RECORDED, RETENTION
+from agentrl.comparison import BASELINE, RECORDED, RETENTION
 from agentrl.config import Statistics
 from agentrl.hashing import sha256
 from agentrl.manifest import read_json
+from agentrl.verdict import gained
 
 TEMPLATES = Path(__file__).parent / "templates"
-BASELINE = "baseline"
 SMALLEST_P = 0.0001
 """A smaller p is printed as below this."""
 TRAINING_FACTS = ("steps", "episodes", "unique_tasks", "groups", "mixed_groups", "mean_reward", "strict_success")
@@ -21,7 +21,7 @@ LIMITS = (
     "One synthetic task family: the result says nothing about other tools, longer episodes or real orders.",
     "The first action is scaffolded: the prompt shows the exact lookup call, so success begins at the second turn.",
     "Numeric ranges of the splits overlap; ids, wordings and (quantity, price) pairs do not.",
-    "Intervals cover the choice of items only, not training seeds, sampling trials or other task families.",
+    "No interval covers other task families or start checkpoints; only those over several seeds cover training seeds.",
     "What the start policy saw in pretraining is unknown; a retention item may have been among it.",
     "Retention, MGSM included, also measures format and token limit: a right result in the wrong form counts as wrong.",
 )
@@ -41,23 +41,23 @@ def summarize(study: Path, candidates: Sequence[str], measures: Sequence[str], s
         settings: significance level of the findings.
     """
     comparison = read_json(study / "statistics" / "comparison.json")
+    verdict = read_json(study / "statistics" / "verdict.json")
     policies = {
         name: {m: read_json(study / "policies" / name / m / "manifest.json")["counts"] for m in measures}
         for name in (BASELINE, *candidates)
     }
-    training, placebos = {}, []
+    training = {}
     for name in candidates:
         manifest = read_json(study / "arms" / name / "train" / "manifest.json")
         audit = read_json(study / "arms" / name / "merged" / "manifest.json")["audit"]
         training[name] = {fact: manifest[fact] for fact in TRAINING_FACTS} | {"reward": manifest["config"]["arm"]["reward"], "merge": audit}
-        if manifest["config"]["arm"]["reward"] == "random":
-            placebos.append(name)
     pairs = {name: comparison[name.split("/")[0]][name] for name in candidates}
-    judged = max(m for m in measures if m.startswith("agent-"))  # agent-test where it was evaluated, else agent-dev
     return {
         "study": study.name,
-        "judged_on": judged,
-        "findings": findings(pairs, placebos, judged, settings.alpha),
+        "judged_on": verdict["judged_on"],
+        "plan": read_json(study / "plan" / "power.json")["sentences"],
+        "findings": findings(verdict, pairs, settings),
+        "verdict": verdict,
         "policies": policies,
         "comparisons": pairs,
         "training": training,
@@ -80,58 +80,93 @@ def recorded_baseline(study: Path) -> list[str]:
     return [RECORDED_LIMIT]
 
 
-def findings(pairs: Mapping[str, Mapping[str, Any]], placebos: Sequence[str], judged: str, alpha: float) -> list[str]:
-    """Plain sentences about every candidate; none claims more than its own comparison shows."""
-    caveat = "for this one training run"
-    if any(_gained(pairs[name][judged], alpha) for name in placebos):
-        caveat = "but the placebo forbids a verdict"
+def findings(verdict: Mapping[str, Any], pairs: Mapping[str, Mapping[str, Any]], settings: Statistics) -> list[str]:
+    """Plain sentences about every arm; none claims more than its own comparison shows.
+
+    Args:
+        verdict: `verdict.judge`.
+        pairs: `{arm}/seed-{seed}` -> measure -> comparison.
+        settings: level of the placebo's and of the descriptive statements.
+    """
+    judged, placebos = verdict["judged_on"], verdict["placebos"]
     sentences = []
     if not placebos:
-        caveat = "but without a placebo there is no verdict"
         sentences.append("No arm with random reward was run, so a gain cannot be told from mere training: no verdict.")
-    sentences += [f"Placebo {name} {_placebo(pairs[name][judged], alpha)} ({_change(pairs[name][judged])})." for name in placebos]
-    for name in pairs:
-        if name not in placebos:
-            verdict = _verdict(pairs[name][judged], caveat, alpha)
-            sentences.append(f"{name}: agent success {verdict} ({_change(pairs[name][judged])}).")
-    sentences += [_retention(name, pair["retention"]) for name, pair in pairs.items() if "retention" in pair]
+    for arm in placebos:
+        found = verdict["arms"][arm][judged]
+        what = "gained although its reward was random: no verdict on any arm"
+        quiet = "shows no gain beyond chance, as it must"
+        sentences.append(f"Placebo {arm} {what if gained(found, settings.alpha) else quiet} ({_change(found)}).")
+    for arm, outcome in verdict["rule"].items():
+        sentences.append(_verdict(arm, verdict["arms"][arm][judged], outcome, settings.alpha))
+    for arm, measures in verdict["arms"].items():
+        if RETENTION in measures:
+            candidates = {name: pair[RETENTION] for name, pair in pairs.items() if name.split("/")[0] == arm}
+            sentences += [_retention(arm, candidates), _bound(arm, measures[RETENTION])]
     return sentences
 
 
-def _gained(pair: Mapping[str, Any], alpha: float) -> bool:
-    return pair["difference"] > 0 and pair["mcnemar_p"] is not None and pair["mcnemar_p"] < alpha
+def _verdict(arm: str, found: Mapping[str, Any], outcome: Mapping[str, Any], alpha: float) -> str:
+    """The rule's outcome, or what it lacks behind what the items (one seed) or items and seeds (several) show."""
+    if outcome["improved"]:
+        return f"{arm}: agent success improved by the rule set beforehand ({_change(found)})."
+    several = found["seeds"] > 1
+    p = found["two_way"]["p"] if several else found["item_p"]
+    beyond = "beyond chance of the items and seeds" if several else "beyond chance of the items, for this one training run"
+    change = f"did not change by more than these items{' and seeds' if several else ''} can tell from chance"
+    if gained(found, alpha):
+        change = f"rose {beyond}"
+    elif found["difference"] < 0 and (p is None or p < alpha):
+        change = f"fell {beyond}"
+    return f"{arm}: agent success {change} ({_change(found)}). Not called improved: {'; '.join(outcome['missing'])}."
 
 
-def _placebo(pair: Mapping[str, Any], alpha: float) -> str:
-    if pair["mcnemar_p"] is None:
-        return "has no test yet for several trials per item; see the interval"
-    if _gained(pair, alpha):
-        return "gained although its reward was random: no verdict on any arm"
-    return "shows no gain beyond chance, as it must"
+def _change(found: Mapping[str, Any]) -> str:
+    """Counts of a change in points and its p value: over items and seeds, or over items with one seed."""
+    over = f"{points(found['difference'])} points over {found['items']} items and {found['seeds']} seed{'s' * (found['seeds'] > 1)}"
+    if found["seeds"] == 1:
+        return f"{over}, p over items {_p(found['item_p'])}"
+    p = "no p" if found["two_way"]["p"] is None else f"p {_p(found['two_way']['p'])}"
+    return over + f", {p}" + ("" if found["holm_p"] is None else f", over arms {_p(found['holm_p'])}")
 
 
-def _verdict(pair: Mapping[str, Any], caveat: str, alpha: float) -> str:
-    if pair["mcnemar_p"] is None:
-        return "has no test yet for several trials per item; see the interval"
-    if _gained(pair, alpha):
-        return f"rose beyond chance of the items, {caveat}"
-    if pair["difference"] < 0 and pair["mcnemar_p"] < alpha:
-        return "fell beyond chance of the items"
-    return "did not change by more than these items can tell from chance"
+def _p(value: float) -> str:
+    return f"{'= ' * (value >= SMALLEST_P)}{probability(value)}"
 
 
-def _change(pair: Mapping[str, Any]) -> str:
-    p = "" if pair["mcnemar_p"] is None else f", McNemar p {'= ' * (pair['mcnemar_p'] >= SMALLEST_P)}{probability(pair['mcnemar_p'])}"
-    return f"{points(pair['difference'])} points, {pair['wins']} wins, {pair['losses']} losses of {pair['items']}{p}"
+def _retention(arm: str, candidates: Mapping[str, Mapping[str, Any]]) -> str:
+    """The zero-drop gate of every seed; each regression with its counts."""
+    fell = {name: pair for name, pair in candidates.items() if not pair["zero_drop_gate"]["passed"]}
+    shown = fell or dict(list(candidates.items())[:1] if len(candidates) == 1 else [])
+    counts = "; ".join(f"{name.split('/')[1]}: {_kept(pair)}" for name, pair in shown.items())
+    seeds = f" with {len(fell) or len(candidates)} of {len(candidates)} seeds" if len(candidates) > 1 else ""
+    return f"{arm}: retention {'REGRESSED' if fell else 'held'} under the zero-drop gate{seeds}{f' ({counts})' if counts else ''}."
 
 
-def _retention(name: str, pair: Mapping[str, Any]) -> str:
-    gate = pair["zero_drop_gate"]
-    what = "held" if gate["passed"] else "REGRESSED"
-    alarm = gate["false_alarm_rate"]
-    chance = "" if alarm is None else f"; an equally accurate model fails this gate {alarm:.0%} of the time"
-    counts = f"{round(pair['baseline'] * pair['items'])} -> {round(pair['candidate'] * pair['items'])} of {pair['items']}"
-    return f"{name}: retention {what} under the zero-drop gate ({counts}, {points(pair['difference'])} points{chance})."
+def _kept(pair: Mapping[str, Any]) -> str:
+    alarm = pair["zero_drop_gate"]["false_alarm_rate"]
+    chance = "" if alarm is None else f", an equally accurate model fails this gate {alarm:.0%} of the time"
+    before, after = (round(pair[policy] * pair["items"]) for policy in ("baseline", "candidate"))
+    return f"{before} -> {after} of {pair['items']}, {points(pair['difference'])} points{chance}"
+
+
+def _bound(arm: str, found: Mapping[str, Any]) -> str:
+    """The non-inferiority bound, and the same without the contradicted items."""
+    bound, without = found["non_inferiority"], found["without_contradicted"]
+    items = "more than any benchmark has" if bound["items_needed"] is None else f"{bound['items_needed']}"
+    sentence = (
+        f"{arm}: a retention loss of {100 * bound['margin']:.1f} points is {'ruled out' if bound['passed'] else 'NOT ruled out'} "
+        f"(lower bound {points(bound['lower'])} points, {found['items']} items; an equally good model needs {items} to pass with 80% power)"
+    )
+    if without is None:
+        return f"{sentence}."
+    rest = without["non_inferiority"]
+    gates = sum(not gate["passed"] for gate in without["zero_drop_gates"].values())
+    return (
+        f"{sentence}; without {without['left_out']} of them whose German contradicts the gold answer: "
+        f"{points(without['difference'])} points, lower bound {points(rest['lower'])}, "
+        f"{'ruled out' if rest['passed'] else 'NOT ruled out'}, zero-drop gate failed by {gates} of {found['seeds']}."
+    )
 
 
 def points(fraction: float) -> str:
@@ -150,4 +185,14 @@ def render(summary: Mapping[str, Any]) -> str:
         loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"points": points, "probability": probability}
-    return environment.get_template("summary.md.j2").render(summary)
+    judged = [measures[summary["judged_on"]] for measures in summary["verdict"]["arms"].values()]
+    kept = [measures[RETENTION] for measures in summary["verdict"]["arms"].values()]
+    covers = [("Interval", found["two_way"]["note"]) for found in judged]
+    covers += [("Bootstrap", found["crossed_bootstrap"]["note"]) for found in judged]
+    covers += [("Retention bound", found["non_inferiority"]["note"]) for found in kept]
+    return environment.get_template("summary.md.j2").render(
+        **summary,
+        notes=[f"{what}: {note}" for what, note in dict.fromkeys(covers)],
+        several=any(found["seeds"] > 1 for found in judged),
+        trials=max(found["trials"] for found in judged),
+    )

@@ -22,8 +22,6 @@ from agentrl.seeding import stream
 MGSM_COMMIT = "452a21ad3dae5668c06ceeac21ff073e1e40f9be"
 MGSM_SOURCE = f"https://raw.githubusercontent.com/google-research/url-nlp/{MGSM_COMMIT}/mgsm/mgsm_de.tsv"
 MGSM_SHA256 = "4dfea30fede44b813e2e496f5f0534049e83c7cc8aed6e00600b30ec62053626"
-MGSM_CONTRADICTED = frozenset({"mgsm-de-054", "mgsm-de-096", "mgsm-de-110", "mgsm-de-121"})
-"""Items whose German text contradicts their gold answer (MGSM-Rev2, arXiv 2511.05162)."""
 _NUMBER = re.compile(r"(?:(?<!\w)-)?\d[\d.,]*")
 """A hyphen behind a letter or digit (20-5, Seite 3-4) is no sign."""
 _FETCH_SECONDS = 60

@@ -1,4 +1,4 @@
-"""Training reward: milestone shaping, and the placebo's random reward. Success is decided elsewhere (`environment.judge`)."""
+"""Training reward: shaped milestones, strict success alone, or the placebo's coin. Success is decided elsewhere (`environment.judge`)."""
 
 from agentrl.config import Reward
 from agentrl.environment import Outcome
@@ -28,5 +28,10 @@ def random_reward(weights: Reward, episode: Trajectory) -> float:  # noqa: ARG00
     return float(uniform("placebo", key.seed, key.step, key.task, key.trial) < 0.5)
 
 
-REWARDS = {"shaped": shaped_reward, "random": random_reward}
+def binary_reward(weights: Reward, episode: Trajectory) -> float:  # noqa: ARG001 - one signature for every arm
+    """Arm reward `binary`: strict success, 0.0 or 1.0, without milestones or a price of errors."""
+    return float(episode.outcome.strict)
+
+
+REWARDS = {"shaped": shaped_reward, "random": random_reward, "binary": binary_reward}
 """Reward of an arm by its configured name."""

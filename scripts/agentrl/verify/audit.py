@@ -34,6 +34,8 @@ def verify(study: Path, checkpoints: bool = False, summary: bool = True) -> Find
         baselines.check_recorded(study, evidence.chat, findings)
         if (study / "statistics" / "comparison.json").is_file():
             numbers.check_statistics(study, evidence, findings)
+            numbers.check_verdict(study, evidence, findings)
+            numbers.check_plan(study, findings)
             if summary:
                 numbers.check_summary(study, evidence, findings)
         else:
@@ -58,9 +60,14 @@ def _check_evidence(study: Path, folders: Sequence[Path], evidence: Evidence, fi
             elif (split := measure.removeprefix("agent-")) in splits:
                 evidence.agent(name, split, splits[split], steps)
     _check_matching(study, evaluations, findings)
-    for folder in folders:
-        if study / "arms" in folder.parents and folder.name == "train" and "train" in splits:
-            evidence.training(folder.parent.relative_to(study / "arms").as_posix(), splits["train"])
+    trained = [f.parent.relative_to(study / "arms").as_posix() for f in folders if study / "arms" in f.parents and f.name == "train"]
+    if "train" in splits:
+        for name in trained:
+            evidence.training(name, splits["train"])
+        if study / "preflight" in folders:
+            evidence.preflight(splits["train"], sorted({name.split("/")[0] for name in trained}))
+        elif trained:
+            findings.notes.append("no preflight: whether the arms could learn was not sampled before training")
 
 
 def _tasks(study: Path, split: str, findings: Findings) -> list[Task] | None:

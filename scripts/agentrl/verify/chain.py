@@ -58,7 +58,7 @@ def check_outputs(study: Path, folders: Sequence[Path], findings: Findings, weig
         findings.notes.append(f"{skipped} weight files were not hashed; --checkpoints does, and re-audits the merges")
 
 
-def expected_inputs(study: Path, folder: Path) -> dict[str, Path]:
+def expected_inputs(study: Path, folder: Path) -> dict[str, Path]:  # noqa: C901 - one case per kind of stage
     """Role -> file that a stage's inputs must be, by the folder the stage wrote to."""
     parts = folder.relative_to(study).parts
     config, start = study / "config", study / "start" / "manifest.json"
@@ -76,13 +76,19 @@ def expected_inputs(study: Path, folder: Path) -> dict[str, Path]:
                 recorded = {"recorded": copy} if name == "baseline" and _lists(folder, copy.name) else {}
                 return {"policy": model, "freeze": freeze, "items": study / "retention" / "items.jsonl", **recorded}
             return {"policy": model, "freeze": freeze, "tasks": study / "tasks" / measure.removeprefix("agent-") / "tasks.jsonl"}
+        case ("preflight",):
+            tasks = study / "tasks" / "train" / "tasks.jsonl"
+            return {"section": config / "preflight.json", "start": start, "tasks": tasks, "freeze": study / "freeze" / "train.json"}
         case ("arms", arm, _, "train"):
             tasks = study / "tasks" / "train" / "tasks.jsonl"
             return {"start": start, "tasks": tasks, "freeze": study / "freeze" / "train.json", "arm": config / f"arm-{arm}.json"}
         case ("arms", _, _, "merged"):
             return {"start": start, "train": folder.parent / "train" / "manifest.json", "section": config / "model.json"}
         case ("summary",):
-            return {"statistics": study / "statistics" / "manifest.json", "verified": study / "verify" / "verify.json"}
+            stages = {role: study / role / "manifest.json" for role in ("plan", "statistics")}
+            return {**stages, "verified": study / "verify" / "verify.json"}
+        case ("plan",):
+            return {"section": config / "plan.json"}
         case ("statistics",):
             names = [role for role in read_json(folder / "manifest.json")["inputs"] if "/" in role]
             return {"section": config / "statistics.json", **{name: study / "policies" / name / "manifest.json" for name in names}}
@@ -141,6 +147,17 @@ def check_configs(study: Path, folders: Sequence[Path], findings: Findings) -> N
             for name, path in _sections(study, folder, manifest):
                 found = manifest["config"] if name is None else manifest["config"].get(name)
                 findings.equal("config", folder / "manifest.json", "", f"config.{name or ''}", read_json(path), found)
+            if folder.name == "train" and _below(folder, study / "arms"):
+                expected = _overridden(study / "config", folder.relative_to(study).parts[1])
+                findings.equal("config", folder / "manifest.json", "", "config.training", expected, manifest["config"].get("training"))
+
+
+def _overridden(config: Path, arm: str) -> dict[str, Any]:
+    """What an arm trains with: the study's settings below the arm's overrides, merged here a second time on purpose."""
+    settings = read_json(config / "training.json")
+    overrides = read_json(config / f"arm-{arm}.json")["training"]
+    lora = {**settings["lora"], **overrides.get("lora", {})}
+    return {**settings, **overrides, "lora": lora}
 
 
 def _sections(study: Path, folder: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[str | None, Path]]:
@@ -153,12 +170,14 @@ def _sections(study: Path, folder: Path, manifest: Mapping[str, Any]) -> Iterato
             yield None, config / "retention.json"
         case ("statistics",):
             yield None, config / "statistics.json"
+        case ("plan",):
+            yield None, config / "plan.json"
         case ("arms", _, _, "merged"):
             yield None, config / "model.json"
-        case ("policies", *_):
+        case ("policies", *_) | ("preflight",):
             yield from ((name, config / f"{name}.json") for name in manifest["config"])
         case ("arms", arm, _, "train"):
-            plain = set(manifest["config"]) - {"arm", "seed"}
+            plain = set(manifest["config"]) - {"arm", "seed", "training"}  # the arm may override training: `_overridden`
             yield from ((name, config / f"{name}.json") for name in sorted(plain))
             yield "arm", config / f"arm-{arm}.json"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from agentrl.config import Arm, EvaluationShape, Protocol, Retention, Reward, TrainingSettings, validate
+from agentrl.config import Arm, EvaluationShape, Preflight, Protocol, Retention, Reward, TrainingSettings, validate
 from agentrl.manifest import read_json
 from agentrl.protocol import ChatProtocol, parse_turn
 from agentrl.retention import Item, flexible_answer, messages
@@ -130,6 +130,42 @@ class Evidence:
                 self._rewards(file, batch, outcomes, arm, weights, settings)
             self._steps(folder, lines, settings, manifest)
 
+    def preflight(self, tasks: Sequence[Task], arms: Sequence[str]) -> None:
+        """The groups sampled before training: complete, following from their ids; the report and the verdict of every trained arm."""
+        folder, report = self.study / "preflight", self.study / "plan" / "preflight.json"
+        file = folder / "episodes.jsonl"
+        with self.findings.reading(file):
+            manifest = read_json(folder / "manifest.json")
+            config = manifest["config"]
+            section, protocol = validate(config["preflight"], Preflight), validate(config["protocol"], Protocol)
+            weights, seed = validate(config["reward"], Reward), config["decoding"]["seed"]
+            size, table = section.group_size, {task.id: task for task in tasks}
+            wanted = [("baseline", 0, "train", task.id, trial, seed) for task in tasks[: section.groups] for trial in range(size)]
+            rows = []
+            for number, record in self._records(file, wanted):
+                if (task := table.get(record["key"]["task"])) is None:
+                    continue
+                rows.append((record, self._episode(file, number, record, task, protocol)))
+                self._absent(file, _name(number, record), record, ("reward", "advantage", "loss_runs"))
+            mixed = {name: _mixed(rows, size, size, Arm(reward=name), weights) for name in ("shaped", "random", "binary")}
+            expected = {"groups": section.groups, "group_size": size, "counts": _agent_counts(rows), "mixed_groups": mixed}
+            self.findings.equal("count", folder / "manifest.json", "", "report", expected, manifest["report"])
+            self.findings.equal("count", report, "", "preflight", expected, read_json(report))
+            for name in arms:
+                self._admitted(folder / "admitted" / f"{name}.json", rows, section, weights)
+
+    def _admitted(self, file: Path, rows: Sequence[tuple[Mapping[str, Any], Replay]], section: Preflight, weights: Reward) -> None:
+        """One arm's verdict; an arm that was trained although no group was mixed is a break."""
+        with self.findings.reading(file):
+            config = self.study / "config"
+            arm = validate(read_json(config / f"arm-{file.stem}.json"), Arm)
+            size = arm.content()["training"].get("group_size", read_json(config / "training.json")["group_size"])
+            mixed = _mixed(rows, section.group_size, size, arm, weights)
+            expected = {"arm": file.stem, "reward": arm.reward, "groups": section.groups, "group_size": size, "mixed_groups": mixed}
+            self.findings.equal("preflight", file, "", "verdict", expected, read_json(file))
+            if mixed == 0 and arm.reward != "random":
+                self.findings.add("preflight", file, "", "mixed_groups", "at least 1, or the arm is refused", 0)
+
     def _order(
         self, file: Path, batch: Sequence[tuple[int, dict[str, Any]]], step: int, policy: str, seed: int, settings: TrainingSettings
     ) -> None:
@@ -221,7 +257,15 @@ class Evidence:
 def _reward(key: Mapping[str, Any], found: Replay, arm: Arm, weights: Reward) -> float:
     if arm.reward == "random":
         return 1.0 if uniform("placebo", key["seed"], key["step"], key["task"], key["trial"]) < 0.5 else 0.0
+    if arm.reward == "binary":
+        return 1.0 if found.outcome["strict"] else 0.0
     return milestone_reward(found.outcome, weights)
+
+
+def _mixed(rows: Sequence[tuple[Mapping[str, Any], Replay]], sampled: int, size: int, arm: Arm, weights: Reward) -> int:
+    """Groups of `sampled` rows whose first `size` differ in the arm's reward."""
+    rewards = [_reward(record["key"], found, arm, weights) for record, found in rows]
+    return sum(len(set(rewards[start : start + size])) > 1 for start in range(0, len(rewards), sampled))
 
 
 def _agent_counts(rows: Sequence[tuple[Mapping[str, Any], Replay]]) -> dict[str, int]:

@@ -1,11 +1,12 @@
 """Statistics and summary, recomputed from scores that verification itself derived from token ids."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agentrl import report, statistics
-from agentrl.config import Statistics, validate
+from agentrl import plan, report, statistics, verdict
+from agentrl.config import Plan, Statistics, validate
 from agentrl.manifest import read_json
 from agentrl.verify.breaks import Findings
 from agentrl.verify.evidence import Evidence
@@ -53,11 +54,82 @@ def _check_pair(
         _close(findings, file, f"{name}, {measure}", field, value, claims[field])
     for field in ("low", "high"):
         _close(findings, file, f"{name}, {measure}", f"interval.{field}", getattr(interval, field), claims["interval"][field])
+    flips = None if trials == 1 else asdict(statistics.sign_flip(delta, seed=settings.seed))
+    _same(findings, file, f"{name}, {measure}", "sign_flip", flips, claims["sign_flip"])
     if measure == "retention":
         findings.equal(
             "statistics", file, f"{name}, {measure}", "zero_drop_gate.passed", losses <= wins, claims["zero_drop_gate"]["passed"]
         )
     findings.counts["comparisons"] += 1
+
+
+def check_verdict(study: Path, evidence: Evidence, findings: Findings) -> None:
+    """Every number of verdict.json: means, wins and pass^1 by hand, the rest by the library from recomputed scores.
+
+    Which arms are placebos is read from what their training ran with, not from the verdict.
+    """
+    file = study / "statistics" / "verdict.json"
+    with findings.reading(file):
+        settings = validate(read_json(study / "config" / "statistics.json"), Statistics)
+        claims = read_json(file)
+        arms: dict[str, list[str]] = {}
+        placebos = set()
+        for name in sorted({policy for policy, _ in evidence.scores} - {"baseline"}, key=_arm_and_seed):
+            arms.setdefault(name.split("/")[0], []).append(name)
+            if read_json(study / "arms" / name / "train" / "manifest.json")["config"]["arm"]["reward"] == "random":
+                placebos.add(name.split("/")[0])
+        measures = sorted({measure for _, measure in evidence.scores})
+        fresh = verdict.judge(evidence.scores, arms, placebos, measures, settings)
+        _same(findings, file, "", "", _plain(fresh), claims)
+        for arm, names in arms.items():
+            for measure in measures:
+                _check_arm(file, evidence, findings, names, measure, claims["arms"][arm][measure])
+        for policy, found in claims["pass_hat_k"].items():
+            for measure, chances in found.items():
+                rate = float(evidence.scores[policy, measure]["score"].mean())
+                _close(findings, file, f"{policy}, {measure}", "pass_hat_k.1", rate, chances["1"])
+        findings.counts["verdicts"] += len(arms)
+
+
+def _check_arm(file: Path, evidence: Evidence, findings: Findings, names: list[str], measure: str, claims: dict[str, Any]) -> None:
+    """Means of an arm by hand: scores are complete, so every mean of means is a plain mean."""
+    record = f"{names[0].split('/')[0]}, {measure}"
+    baseline = float(evidence.scores["baseline", measure]["score"].mean())
+    means = [float(evidence.scores[name, measure]["score"].mean()) - baseline for name in names]
+    expected = {"seeds": len(names), "baseline": baseline, "difference": sum(means) / len(means)}
+    for field, value in expected.items():
+        _close(findings, file, record, field, value, claims[field])
+    _same(findings, file, record, "two_way.seed_means", means, claims["two_way"]["seed_means"])
+
+
+def _arm_and_seed(name: str) -> tuple[str, int]:
+    arm, seed = name.split(verdict.SEED_MARK)
+    return arm, int(seed)
+
+
+def check_plan(study: Path, findings: Findings) -> None:
+    """The plan, if there is one, follows from its section."""
+    file = study / "plan" / "power.json"
+    if not file.is_file():
+        findings.notes.append("no plan")
+        return
+    with findings.reading(file):
+        section = validate(read_json(study / "config" / "plan.json"), Plan)
+        _same(findings, file, "", "", _plain(plan.plan(section)), read_json(file))
+
+
+def _same(findings: Findings, file: Path, record: str, field: str, expected: Any, found: Any) -> None:
+    """Equal data, numbers within the tolerance; a break names the first field that differs by its path."""
+    if isinstance(expected, dict) and isinstance(found, dict) and expected.keys() == found.keys():
+        for key in expected:
+            _same(findings, file, record, f"{field}.{key}".lstrip("."), expected[key], found[key])
+    elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
+        for index, pair in enumerate(zip(expected, found, strict=True)):
+            _same(findings, file, record, f"{field}.{index}".lstrip("."), *pair)
+    elif isinstance(expected, float) and isinstance(found, int | float) and not isinstance(found, bool):
+        _close(findings, file, record, field, expected, found)
+    else:
+        findings.equal("statistics", file, record, field, expected, found)
 
 
 def _close(findings: Findings, file: Path, record: str, field: str, expected: float | None, found: float | None) -> None:

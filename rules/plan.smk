@@ -1,0 +1,22 @@
+# What the design can see, said before training. Refuses a weak design where `plan.refuse_weak` is set.
+
+
+rule plan:
+    input:
+        section=f"{R}/config/plan.json",
+    output:
+        manifest=f"{R}/plan/manifest.json",
+        power=f"{R}/plan/power.json",
+        plot=f"{R}/plan/power.png",
+    log:
+        f"{R}/plan/log.txt",
+    params:
+        study=R,
+        candidates=CANDIDATES,
+        measures=MEASURES,
+        out=subpath(output.manifest, parent=True),
+        code=code_digest("plan.py"),
+    localrule: True
+    shell:
+        "python scripts/plan.py --study {params.study} --candidates {params.candidates} --measures {params.measures}"
+        " --section {input.section} --out {params.out} 2>&1 | tee {log}"

@@ -1,0 +1,30 @@
+"""Say before training what the configured design can see; refuse a weak one where the configuration asks for it."""
+
+import argparse
+from pathlib import Path
+
+from agentrl import config, manifest, plan
+
+
+def main() -> None:
+    """Compute, print, refuse or write power.json and power.png with their manifest."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--study", type=Path, required=True, help="results/{study}, for the seconds of stages that have run")
+    parser.add_argument("--candidates", nargs="+", required=True)
+    parser.add_argument("--measures", nargs="+", required=True)
+    parser.add_argument("--section", type=Path, required=True, help="config/plan.json")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    with manifest.stage(args.out, "plan.py") as stage:
+        section = config.validate(manifest.read_json(args.section), config.Plan, str(args.section))
+        found = plan.plan(section)
+        print("\n".join([*found["sentences"], plan.forecast(args.study, args.candidates, args.measures)]), flush=True)
+        plan.refuse_weak(section, found)
+        manifest.write_json(args.out / "power.json", found)
+        plan.draw(found, section, args.out / "power.png")
+        # the picture's bytes depend on matplotlib and its fonts, so it is no recorded output
+        stage.manifest({"section": args.section}, ["power.json"], section.model_dump(mode="json"))
+
+
+if __name__ == "__main__":
+    manifest.run(main)

@@ -1,0 +1,48 @@
+"""Sample a few groups of training tasks from the start policy, before anything is trained."""
+
+import argparse
+from pathlib import Path
+
+from agentrl import config, manifest, policy, preflight, tasks, trajectory
+from agentrl.engine.transformers import TransformersEngine
+from agentrl.freeze import Frozen
+from agentrl.protocol import ChatProtocol, load_tokenizer
+from agentrl.rollout import Rollout
+
+
+def main() -> None:
+    """Check what was frozen for training, play the groups with training's engine and batch shape, write episodes and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--section", type=Path, required=True, help="config/preflight.json")
+    parser.add_argument("--start", type=Path, required=True, help="the start policy's manifest.json")
+    parser.add_argument("--tasks", type=Path, required=True, help="the training tasks")
+    parser.add_argument("--freeze", type=Path, required=True, help="freeze/train.json")
+    parser.add_argument("--report", type=Path, required=True, help="plan/preflight.json")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    with manifest.stage(args.out, "preflight.py") as stage:
+        frozen = Frozen(args.freeze)
+        folder, _ = policy.check_policy(args.start)
+        frozen.check({"data": args.tasks}, {"tokenizer": folder, "start": folder})
+        section = config.validate(manifest.read_json(args.section), config.Preflight, str(args.section))
+        settings, decoding = frozen.section("training", config.TrainingSettings), frozen.section("decoding", config.Decoding)
+        tokenizer = load_tokenizer(folder)
+        chat, model = ChatProtocol(tokenizer), policy.load_model(folder, frozen.section("model", config.Model))
+        engine = TransformersEngine(model, decoding, chat.stop_ids, tokenizer.pad_token_id)
+        rollout = Rollout(engine, chat, frozen.section("protocol", config.Protocol))
+        played = []
+        with open(args.out / "episodes.jsonl", "w", encoding="utf-8") as stream:
+            for batch in preflight.play(rollout, tasks.read_tasks(args.tasks), section, settings.batch_size, decoding.seed):
+                trajectory.append(stream, batch)
+                played += batch
+        report = preflight.report(played, section, frozen.section("reward", config.Reward))
+        manifest.write_json(args.report, report)
+        print(preflight.rates(report), flush=True)
+        stage.measured = engine.describe()
+        inputs = {"section": args.section, "start": args.start, "tasks": args.tasks, "freeze": args.freeze}
+        ran_with = {**frozen.content["config"], "preflight": section.model_dump(mode="json")}
+        stage.manifest(inputs, ["episodes.jsonl"], ran_with, {"policy": preflight.POLICY, "engine": engine.name, "report": report})
+
+
+if __name__ == "__main__":
+    manifest.run(main)
