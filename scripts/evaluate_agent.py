@@ -5,10 +5,9 @@ import time
 from pathlib import Path
 
 from agentrl import config, evaluation, ledger, manifest, policy, tasks, trajectory
-from agentrl.engine.transformers import TransformersEngine
+from agentrl.engine.loading import measured, open_engine
 from agentrl.freeze import Frozen
 from agentrl.hashing import sha256
-from agentrl.protocol import ChatProtocol, load_tokenizer
 from agentrl.rollout import Rollout
 
 
@@ -29,10 +28,7 @@ def main() -> None:
         frozen.check({"data": args.tasks}, {"tokenizer": folder})
         split = tasks.read_tasks(args.tasks)
         decoding, settings = frozen.section("decoding", config.Decoding), frozen.section("evaluation", config.EvaluationShape)
-        tokenizer = load_tokenizer(folder)
-        chat = ChatProtocol(tokenizer)
-        model = policy.load_model(folder, frozen.section("model", config.Model))
-        engine = TransformersEngine(model, decoding, chat.stop_ids, tokenizer.pad_token_id)
+        engine, chat = open_engine(folder, frozen.section("model", config.Model), decoding)
         rollout = Rollout(engine, chat, frozen.section("protocol", config.Protocol))
         began, played = time.monotonic(), []
         with open(args.out / "episodes.jsonl", "w", encoding="utf-8") as stream:
@@ -42,12 +38,9 @@ def main() -> None:
                 played += batch
                 done = sum(t.outcome.strict for t in played)
                 print(f"{args.name}: {len(played)} of {len(split) * settings.trials} episodes, {done} strict", flush=True)
-        counts = evaluation.measures(played)
         seconds = time.monotonic() - began
-        stage.measured = engine.describe() | {
-            "generation_seconds": round(seconds, 2),
-            "tokens_per_second": round(counts["assistant_tokens"] / seconds, 1),
-        }
+        counts = evaluation.measures(played)
+        stage.measured = measured(engine, counts["assistant_tokens"], seconds)
         inputs = {"policy": args.policy, "freeze": args.freeze, "tasks": args.tasks}
         stage.manifest(inputs, ["episodes.jsonl"], frozen.content["config"], {"policy": args.name, "engine": engine.name, "counts": counts})
         if args.ledger:

@@ -7,9 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from agentrl import config, manifest, policy, retention
-from agentrl.engine.transformers import TransformersEngine
+from agentrl.engine.loading import measured, open_engine
 from agentrl.freeze import Frozen
-from agentrl.protocol import ChatProtocol, load_tokenizer
 
 
 def main() -> None:
@@ -26,22 +25,16 @@ def main() -> None:
         folder, recorded = policy.check_policy(args.policy)
         frozen.check({"data": args.items}, {"tokenizer": folder})
         items, section = retention.read_items(args.items), frozen.section("retention", config.Retention)
-        tokenizer = load_tokenizer(folder)
-        chat = ChatProtocol(tokenizer)
-        model = policy.load_model(folder, frozen.section("model", config.Model))
-        engine = TransformersEngine(model, section.decoding, chat.stop_ids, tokenizer.pad_token_id)
+        engine, chat = open_engine(folder, frozen.section("model", config.Model), section.decoding)
         began, answered = time.monotonic(), []
         with open(args.out / "answers.jsonl", "w", encoding="utf-8") as stream:
             for batch in retention.answers(engine, chat, items, section, args.name, recorded["steps"]):
                 stream.writelines(json.dumps(asdict(answer), sort_keys=True, separators=(",", ":")) + "\n" for answer in batch)
                 answered += batch
                 print(f"{args.name}: {len(answered)} of {len(items)} items, {sum(a.correct for a in answered)} correct", flush=True)
-        counts = retention.measures(answered)
         seconds = time.monotonic() - began
-        stage.measured = engine.describe() | {
-            "generation_seconds": round(seconds, 2),
-            "tokens_per_second": round(counts["assistant_tokens"] / seconds, 1),
-        }
+        counts = retention.measures(answered)
+        stage.measured = measured(engine, counts["assistant_tokens"], seconds)
         inputs = {"policy": args.policy, "freeze": args.freeze, "items": args.items}
         stage.manifest(inputs, ["answers.jsonl"], frozen.content["config"], {"policy": args.name, "engine": engine.name, "counts": counts})
 

@@ -4,9 +4,8 @@ import argparse
 from pathlib import Path
 
 from agentrl import config, manifest, policy, preflight, tasks, trajectory
-from agentrl.engine.transformers import TransformersEngine
+from agentrl.engine.loading import open_engine
 from agentrl.freeze import Frozen
-from agentrl.protocol import ChatProtocol, load_tokenizer
 from agentrl.rollout import Rollout
 
 
@@ -26,9 +25,7 @@ def main() -> None:
         frozen.check({"data": args.tasks}, {"tokenizer": folder, "start": folder})
         section = config.validate(manifest.read_json(args.section), config.Preflight, str(args.section))
         settings, decoding = frozen.section("training", config.TrainingSettings), frozen.section("decoding", config.Decoding)
-        tokenizer = load_tokenizer(folder)
-        chat, model = ChatProtocol(tokenizer), policy.load_model(folder, frozen.section("model", config.Model))
-        engine = TransformersEngine(model, decoding, chat.stop_ids, tokenizer.pad_token_id)
+        engine, chat = open_engine(folder, frozen.section("model", config.Model), decoding)
         rollout = Rollout(engine, chat, frozen.section("protocol", config.Protocol))
         played = []
         with open(args.out / "episodes.jsonl", "w", encoding="utf-8") as stream:

@@ -10,9 +10,8 @@ from pathlib import Path
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental in TRL 1.16; the version is pinned
 
 from agentrl import config, grpo, health, manifest, policy, tasks
-from agentrl.engine.transformers import TransformersEngine
+from agentrl.engine.loading import open_engine
 from agentrl.freeze import Frozen
-from agentrl.protocol import ChatProtocol, load_tokenizer
 from agentrl.reward import REWARDS
 from agentrl.rollout import Rollout
 from agentrl.work import WorkFolder
@@ -58,12 +57,11 @@ def train(
     """Run or resume GRPO; save the adapter in the work folder; names of adapter tensors that did not change."""
     decoding, protocol = frozen.section("decoding", config.Decoding), frozen.section("protocol", config.Protocol)
     device = frozen.section("model", config.Model)
-    tokenizer = load_tokenizer(folder)
-    chat, model = ChatProtocol(tokenizer), policy.load_model(folder, device)
-    rollout = Rollout(TransformersEngine(model, decoding, chat.stop_ids, tokenizer.pad_token_id), chat, protocol)
+    engine, chat = open_engine(folder, device, decoding)
+    rollout = Rollout(engine, chat, protocol)
     reward = partial(REWARDS[arm.reward], frozen.section("reward", config.Reward))
     recorder = grpo.Recorder(rollout, tasks.read_tasks(args.tasks), reward, f"{args.arm}/seed-{args.seed}", args.seed, work.path, settings)
-    trainer = grpo.trainer(model, tokenizer, recorder, settings, decoding, protocol.budget, device)
+    trainer = grpo.trainer(engine.model, chat.tokenizer, recorder, settings, decoding, protocol.budget, device)
     initial = grpo.adapter_state(trainer.model)
     work.resumed = grpo.train(trainer, work.path)
     grpo.save_adapter(trainer.model, work.path / "adapter")
