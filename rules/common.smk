@@ -5,7 +5,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 sys.path.insert(0, str(Path(workflow.basedir) / "scripts"))
-from agentrl import config as study_config
+from agentrl import config as study_config, sections as study_sections, strictyaml
 from agentrl.sources import code_digest
 
 
@@ -17,23 +17,23 @@ def validated():
     """config.yaml, below the --configfile of a profile or command line, below --config; read strictly, refused as a message."""
     settings = workflow.config_settings
     try:
-        raw = study_config.read_yaml(Path(workflow.basedir) / "config.yaml", *settings.configfiles)
-        study = study_config.validate(study_config.merge(raw, study_config.retype(settings.config or {})))
-        study_config.check_taken_over(study)
+        raw = strictyaml.read_yaml(Path(workflow.basedir) / "config.yaml", *settings.configfiles)
+        study = study_config.validate(study_config.merge(raw, strictyaml.retype(settings.config or {})))
+        study_sections.check_taken_over(study)
         return study
     except study_config.ConfigError as error:
         raise WorkflowError(str(error)) from None
 
 
 STUDY = validated()
-SECTIONS = study_config.sections(STUDY)
+SECTIONS = study_sections.sections(STUDY)
 R = f"results/{STUDY.study}"
 CANDIDATES = [f"{arm}/seed-{seed}" for arm in STUDY.arms for seed in STUDY.training.seeds]
 MEASURES = [*(f"agent-{split}" for split in STUDY.evaluation.splits), "retention"]
 
 
 def section_content(wildcards):
-    return study_config.canonical(SECTIONS[wildcards.section])
+    return study_sections.canonical(SECTIONS[wildcards.section])
 
 
 def section(*names):

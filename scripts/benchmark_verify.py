@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from agentrl import comparison, config, evaluation, freeze, manifest, retention, tasks, trajectory
-from agentrl.config import canonical
 from agentrl.demo.demonstrations import calculator_call, encode_turn
 from agentrl.engine.base import Request
 from agentrl.engine.scripted import ScriptedEngine
@@ -26,6 +25,8 @@ from agentrl.health import StepRecord, group_advantages
 from agentrl.protocol import ChatProtocol, load_tokenizer
 from agentrl.reward import shaped
 from agentrl.rollout import Rollout
+from agentrl.sections import canonical, sections
+from agentrl.strictyaml import read_yaml
 from agentrl.tasks import Task
 from agentrl.trajectory import Key, Trajectory
 from agentrl.verify.replay import runs
@@ -77,13 +78,13 @@ class Synthetic:
     """A study as its stages would have left it: 64 training and 64 agent episodes, 128 answers, times `scale`."""
 
     def __init__(self, study: Path, tokenizer: Path, scale: int) -> None:
-        raw = config.read_yaml(Path(__file__).parents[1] / "config.yaml")
+        raw = read_yaml(Path(__file__).parents[1] / "config.yaml")
         changes = {"training": {"steps": 16 * scale}, "evaluation": {"splits": ["test"], "trials": scale}, "arms": {"placebo": None}}
         merged = config.merge(raw, changes)
         merged["arms"] = {"pilot": raw["arms"]["pilot"]}
         merged["retention"] |= {"source": "word-problems", "items": 64 * scale}
         self.study, self.settings = study, config.validate(merged)
-        self.sections = config.sections(self.settings)
+        self.sections = sections(self.settings)
         self.source, self.chat = tokenizer, ChatProtocol(load_tokenizer(tokenizer))
         self.rollout = Rollout(ScriptedEngine(self._speak, self.chat.stop_ids), self.chat, self.settings.protocol)
         self.known: dict[str, Task] = {}
@@ -133,7 +134,7 @@ class Synthetic:
             "agent-test": ("model", "protocol", "decoding", "evaluation"),
             "retention": ("model", "retention"),
         }
-        for stage, sections in names.items():
+        for stage, wanted in names.items():
             split = stage.removeprefix("agent-")
             data = self.study / "retention/items.jsonl" if stage == "retention" else self.study / f"tasks/{split}/tasks.jsonl"
             folder = self.study / "start/tokenizer"

@@ -13,12 +13,14 @@ import torch
 from hypothesis import settings
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.config import DemoBase, Study, read_yaml, sections, validate
+from agentrl.config import DemoBase, Study, validate
 from agentrl.demo.demonstrations import encode_turn
 from agentrl.demo.policy import make_tokenizer
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.protocol import ChatProtocol
 from agentrl.rollout import Rollout
+from agentrl.sections import sections
+from agentrl.strictyaml import read_yaml
 from agentrl.tasks import Task, generate
 from agentrl.trajectory import Key, Trajectory
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from agentrl import freeze as module
-from agentrl.config import ConfigError, Decoding, Study, TrainingSettings, sections
+from agentrl.config import ConfigError, Decoding, Study, TrainingSettings
 from agentrl.freeze import UPSTREAM, FreezeError, Frozen, freeze, present, upstream
 from agentrl.manifest import ManifestError, read_json, write_json
+from agentrl.sections import sections
 
 TOKENIZER = ["tokenizer.json", "chat_template.jinja"]
 CODE = "fakelib/trainer.py"

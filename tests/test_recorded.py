@@ -16,7 +16,7 @@ from micro_study import snakemake
 
 from agentrl import comparison, recorded, retention
 from agentrl.adoption import AdoptionError, Earlier
-from agentrl.config import ConfigError, Retention, check_taken_over, merge, parse_yaml, read_yaml, retype, validate
+from agentrl.config import ConfigError, Retention, merge, validate
 from agentrl.difference import first_difference
 from agentrl.hashing import sha256
 from agentrl.manifest import ManifestError, dump, read_json
@@ -24,6 +24,8 @@ from agentrl.protocol import ChatProtocol, load_tokenizer
 from agentrl.recorded import Import, RecordedError
 from agentrl.report import RECORDED_LIMIT
 from agentrl.retention import Item, RetentionError
+from agentrl.sections import check_taken_over
+from agentrl.strictyaml import parse_yaml, read_yaml, retype
 from agentrl.verify.audit import verify
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl import config, numerals, tasks
+from agentrl.sections import canonical, sections
+from agentrl.strictyaml import read_yaml
 
 SEEDS = st.integers(min_value=0, max_value=2**32)
 COUNTS = st.integers(min_value=0, max_value=40)
@@ -212,7 +214,7 @@ def test_refused_base_sections(change: dict[str, object], message: str) -> None:
 
 
 def study_file(**change: object) -> dict[str, object]:
-    return config.merge(config.read_yaml(ROOT / "config.yaml", ROOT / "profiles/demo/study.yaml"), {"tasks": change})
+    return config.merge(read_yaml(ROOT / "config.yaml", ROOT / "profiles/demo/study.yaml"), {"tasks": change})
 
 
 def test_the_configs_splits_are_the_tasks_splits() -> None:
@@ -222,7 +224,7 @@ def test_the_configs_splits_are_the_tasks_splits() -> None:
 def test_a_jobs_section_is_all_that_its_split_needs() -> None:
     study = config.validate(study_file())
     for split in tasks.SPLITS:
-        content = json.loads(config.canonical(config.sections(study)[f"tasks-{split}"]))
+        content = json.loads(canonical(sections(study)[f"tasks-{split}"]))
         assert sorted(content) == ["count", "family", "quantity", "seed", "unit_price"]
         job, count = config.validate(content, config.TaskSplit), getattr(study.tasks.splits, split)
         assert job.count == count
@@ -231,7 +233,7 @@ def test_a_jobs_section_is_all_that_its_split_needs() -> None:
 
 @pytest.mark.parametrize(("name", "model"), [("demo-base", config.DemoBase), ("demo-sft", config.DemoSft)])
 def test_the_demos_sections_give_the_same_base_tasks_to_every_seed(name: str, model: type[config.DemoJob]) -> None:
-    one, two = (config.sections(config.validate(study_file(seed=seed)))[name] for seed in (1, 2))
+    one, two = (sections(config.validate(study_file(seed=seed)))[name] for seed in (1, 2))
     assert one == two
     assert sorted(one["tasks"]) == ["family", "quantity", "unit_price"]
     job = config.validate(one, model)

@@ -1,18 +1,14 @@
-"""The study's configuration as validated models: unknown keys, wrong types and impossible combinations are refused.
+"""The study's configuration as validated models: unknown keys, wrong types and impossible combinations are refused before any job.
 
-Two steps, both before any job: `read_yaml` reads strictly (duplicate keys, octal-looking integers and values that YAML 1.1
-would reinterpret are refused with their line), `Study` validates. Jobs never see YAML: they read one canonical JSON file per
-section (`sections`), so a config edited while a job waits in a queue cannot change that job behind the record.
+`strictyaml` reads the files, `sections` makes what jobs read.
 """
 
 import json
-import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from agentrl.tasks import FAMILIES, SPLITS, check_share
@@ -32,6 +28,11 @@ class Section(BaseModel):
     """Base of every section: strict types, no unknown keys, immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def part(cls, content: Mapping[str, Any]) -> dict[str, Any]:
+        """Of a larger section's plain data, what this one has too."""
+        return {name: content[name] for name in cls.model_fields}
 
 
 class Model(Section):
@@ -207,7 +208,7 @@ class Arm(Section):
 
     def settings(self, base: TrainingSettings) -> TrainingSettings:
         """The effective settings: `base` below this arm's overrides. Raises `ConfigError` where they do not go together."""
-        merged = merge(_part(base.model_dump(mode="json"), TrainingSettings), self.content()["training"])
+        merged = merge(TrainingSettings.part(base.model_dump(mode="json")), self.content()["training"])
         return validate(merged, TrainingSettings, "training with the arm's overrides")
 
 
@@ -539,66 +540,6 @@ def _message(error: Mapping[str, Any]) -> str:
     return f"{error['msg']} (found {found})"
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """YAML 1.2 core scalars; refuses duplicate keys, keys that are no strings and integers with leading zeros."""
-
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - pyyaml's own class-level table
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: dict[str, int] = {}
-        for key_node, _ in node.value:
-            key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1
-            if not isinstance(key, str):  # JSON would make 1 and "1" the same key
-                raise ConfigError(f"line {line}: key {key!r} is not a string; quote it")
-            if key in seen:
-                raise ConfigError(f"line {line}: key {key!r} stands already on line {seen[key]}; keep one of them")
-            seen[key] = line
-        return super().construct_mapping(node, deep)
-
-    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
-        value = super().construct_scalar(node)
-        plain = isinstance(node, yaml.ScalarNode) and node.style is None
-        if plain and re.fullmatch(r"[-+]?0\d+", str(value)):
-            line = node.start_mark.line + 1
-            raise ConfigError(f"line {line}: {value} has a leading zero; write a decimal integer, or quote it as a string")
-        return value
-
-
-_SCALARS = {
-    "null": r"~|null|Null|NULL|",
-    "bool": r"true|True|TRUE|false|False|FALSE",
-    "int": r"[-+]?[0-9]+",
-    "float": r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+",
-}
-for _tag, _pattern in _SCALARS.items():
-    _StrictLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), None)
-
-
-def parse_yaml(text: str, origin: str) -> Any:
-    """Parse YAML strictly; `ConfigError` names `origin` and the line."""
-    try:
-        return yaml.load(text, _StrictLoader)  # noqa: S506 - a SafeLoader
-    except ConfigError as error:
-        raise ConfigError(f"{origin}, {error}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{origin}: not YAML: {error}") from None
-
-
-def read_yaml(*paths: str | Path) -> dict[str, Any]:
-    """Read and deep-merge YAML files, later ones over earlier ones, as Snakemake merges `configfile`s."""
-    merged: dict[str, Any] = {}
-    for path in map(Path, paths):
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: cannot be read ({error}); give an existing YAML file in UTF-8") from None
-        content = parse_yaml(text, str(path))
-        if not isinstance(content, dict):
-            raise ConfigError(f"{path}: expected a mapping of sections at the top, found {type(content).__name__}")
-        merged = merge(merged, content)
-    return merged
-
-
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Deep merge of mappings; anything else above replaces what is below."""
     out = dict(below)
@@ -606,73 +547,3 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)
         out[key] = merge(out[key], value) if both else value
     return out
-
-
-def retype(value: Any, path: str = "") -> Any:
-    """Undo Snakemake's stringification: `--config` and a profile's `config:` turn nested scalars into strings.
-
-    For such overrides only: a file's `"012"` is a string because its quotes say so.
-    """
-    if isinstance(value, Mapping):
-        return {key: retype(item, f"{path}.{key}" if path else key) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [retype(item, path) for item in value]
-    scalar = isinstance(value, str) and any(re.fullmatch(pattern, value) for pattern in _SCALARS.values())
-    return parse_yaml(value, f"--config {path}") if scalar else value
-
-
-def canonical(data: Any) -> str:
-    """JSON with sorted keys and no spaces: equal data, equal bytes."""
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
-def sections(study: Study) -> dict[str, dict[str, Any]]:
-    """Section name -> plain data: what one job may depend on, so that an edit reruns no more than it must.
-
-    `tasks-{split}` knows only its own split's size, `training` no seeds and `evaluation` no splits (they are wildcards), `retention` not
-    where its ids come from (a file is a rule's input), `arm-{arm}` one arm. `plan` knows the design, so it alone changes with it.
-    """
-    whole = study.model_dump(mode="json")
-    names = ("model", "protocol", "decoding", "reward", "statistics")
-    out: dict[str, dict[str, Any]] = {name: whole[name] for name in names}
-    out["training"] = _part(whole["training"], TrainingSettings)
-    out["evaluation"] = _part(whole["evaluation"], EvaluationShape)
-    out["retention"] = _part(whole["retention"], Retention)
-    base = _part(whole["tasks"], BaseTasks)
-    for split, count in whole["tasks"]["splits"].items():
-        out[f"tasks-{split}"] = {**base, "seed": whole["tasks"]["seed"], "count": count}
-    largest = max(arm.settings(study.training).group_size for arm in study.arms.values())
-    out["preflight"] = {**whole["preflight"], "group_size": largest}
-    for name, arm in study.arms.items():
-        out[f"arm-{name}"] = arm.content()
-    out["plan"] = {
-        **whole["plan"],
-        "items": whole["tasks"]["splits"][study.judged_split],
-        "trials": study.evaluation.trials,
-        "seeds": len(study.training.seeds),
-        "arms": len(study.arms) - len(study.placebos),
-        "retention_items": study.retention.items,
-        "alpha": study.statistics.alpha,
-    }
-    if study.demo_policy is not None:
-        recipe = whole["demo_policy"]
-        prompt = _part(whole["retention"], RetentionPrompt)
-        job = {"threads": recipe["threads"], "tasks": base, "protocol": whole["protocol"], "retention": prompt}
-        out["demo-base"] = {**job, "stage": recipe["base"], "architecture": recipe["architecture"], "drill": recipe["drill"]}
-        out["demo-sft"] = {**job, "stage": recipe["sft"], "lora": recipe["sft_lora"]}
-    return out
-
-
-def check_taken_over(study: Study) -> None:
-    """Refuse a baseline or id file that is not there. Snakemake would not where its output exists already, whatever made that."""
-    wanted = [("retention.ids_from", study.retention.ids_from), ("baselines.retention", study.baselines.recorded_file)]
-    measures = {"agent": [f"agent-{split}" for split in study.evaluation.splits], "retention": ["retention"]}
-    for kind, folder in study.baselines.earlier.items():
-        wanted += [(f"baselines.{kind}", f"{folder}/policies/baseline/{measure}/manifest.json") for measure in measures[kind]]
-    for key, path in wanted:
-        if path is not None and not Path(path).is_file():
-            raise ConfigError(f"{key}: no file {path}; give a path that exists, as seen from the folder of the Snakefile, or null")
-
-
-def _part(content: Mapping[str, Any], model: type[Section]) -> dict[str, Any]:
-    return {name: content[name] for name in model.model_fields}
