@@ -140,7 +140,7 @@ class Synthetic:
             folder = self.study / "start/tokenizer"
             folders = {"tokenizer": (folder, sorted(p.name for p in folder.iterdir()))}
             folders |= {"start": (folder, [])} if stage == "train" else {}
-            content = freeze.freeze(stage, {"data": data}, folders, {name: self.sections[name] for name in sections})
+            content = freeze.freeze(stage, {"data": data}, folders, {name: self.sections[name] for name in wanted})
             manifest.write_json(self.study / f"freeze/{stage}.json", content)
 
     def _training(self) -> None:
