@@ -1,4 +1,5 @@
 # What every rule file uses: the validated study, its section files, code digests, wildcard constraints.
+import json
 import sys
 from pathlib import Path
 
@@ -30,6 +31,10 @@ SECTIONS = study_sections.sections(STUDY)
 R = f"results/{STUDY.study}"
 CANDIDATES = [f"{arm}/seed-{seed}" for arm in STUDY.arms for seed in STUDY.training.seeds]
 MEASURES = [*(f"agent-{split}" for split in STUDY.evaluation.splits), "retention"]
+BEFORE_CHOICE = [m for m in MEASURES if m != "agent-test"] if STUDY.evaluation.select else MEASURES
+SEEN = {m: len(STUDY.training.seeds) if m not in BEFORE_CHOICE else len(CANDIDATES) for m in MEASURES}
+JOBS = [f"train={len(CANDIDATES)}", *(f"{measure}={1 + times}" for measure, times in SEEN.items())]
+WARMED = [arm for arm, section in STUDY.arms.items() if section.warmup]
 
 
 def section_content(wildcards):

@@ -17,6 +17,11 @@ def ledger_arguments(wildcards):
     return f"--study {STUDY.study} --ledger results/ledger.jsonl" if wildcards.split == "test" else ""
 
 
+def manifests(policies, measures):
+    """Evaluations as the statistics consume them."""
+    return expand(f"{R}/policies/{{policy}}/{{measure}}/manifest.json", policy=policies, measure=measures)
+
+
 rule evaluate_agent:
     input:
         policy=policy_manifest,

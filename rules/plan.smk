@@ -12,11 +12,10 @@ rule plan:
         f"{R}/plan/log.txt",
     params:
         study=R,
-        candidates=CANDIDATES,
-        measures=MEASURES,
+        jobs=JOBS,
         out=subpath(output.manifest, parent=True),
         code=code_digest("plan.py"),
     localrule: True
     shell:
-        "python scripts/plan.py --study {params.study} --candidates {params.candidates} --measures {params.measures}"
+        "python scripts/plan.py --study {params.study} --jobs {params.jobs}"
         " --section {input.section} --out {params.out} 2>&1 | tee {log}"

@@ -5,7 +5,7 @@ rule summary:
     input:
         verified=rules.verify.output,
         statistics=rules.statistics.output.manifest,
-        evaluations=rules.statistics.input.evaluations,
+        evaluations=evaluations,
         training=expand(f"{R}/arms/{{policy}}/train/manifest.json", policy=CANDIDATES),
         merges=expand(f"{R}/arms/{{policy}}/merged/manifest.json", policy=CANDIDATES),
         plan=rules.plan.output.manifest,
@@ -18,11 +18,8 @@ rule summary:
         f"{R}/summary/log.txt",
     params:
         study=R,
-        candidates=CANDIDATES,
-        measures=MEASURES,
         out=subpath(output.manifest, parent=True),
         code=code_digest("summarize.py"),
     localrule: True
     shell:
-        "python scripts/summarize.py --study {params.study} --candidates {params.candidates} --measures {params.measures}"
-        " --section {input.section} --out {params.out} > {log} 2>&1"
+        "python scripts/summarize.py --study {params.study} --section {input.section} --out {params.out} > {log} 2>&1"

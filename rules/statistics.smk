@@ -4,7 +4,8 @@
 rule statistics:
     input:
         section=f"{R}/config/statistics.json",
-        evaluations=expand(f"{R}/policies/{{policy}}/{{measure}}/manifest.json", policy=["baseline", *CANDIDATES], measure=MEASURES),
+        evaluations=evaluations,
+        selection=selection,
     output:
         manifest=f"{R}/statistics/manifest.json",
         comparison=f"{R}/statistics/comparison.json",
@@ -12,14 +13,10 @@ rule statistics:
     log:
         f"{R}/statistics/log.txt",
     params:
-        policies=f"{R}/policies",
-        candidates=CANDIDATES,
         placebos=STUDY.placebos,
-        measures=MEASURES,
         out=subpath(output.manifest, parent=True),
         code=code_digest("compare.py"),
     localrule: True
     shell:
-        "python scripts/compare.py --policies {params.policies} --candidates {params.candidates} --measures {params.measures}"
-        " --placebos {params.placebos}"
+        "python scripts/compare.py --evaluations {input.evaluations} --placebos {params.placebos} --selection {input.selection}"
         " --section {input.section} --out {params.out} > {log} 2>&1"

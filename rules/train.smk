@@ -1,12 +1,17 @@
 # GRPO of one arm with one seed; resumable from an undeclared work folder.
 
 
+def warmed(wildcards):
+    return f"{R}/arms/{wildcards.arm}/seed-{wildcards.seed}/warmup/manifest.json" if wildcards.arm in WARMED else []
+
+
 rule train:
     input:
         start=f"{R}/start/manifest.json",
         tasks=f"{R}/tasks/train/tasks.jsonl",
         freeze=f"{R}/freeze/train.json",
         arm=f"{R}/config/arm-{{arm}}.json",
+        warmup=warmed,
         admitted=ancient(f"{R}/preflight/admitted/{{arm}}.json"),  # a gate, not an ingredient: another preflight retrains nothing
         plan=ancient(rules.plan.output.power),  # must exist; a plan for one seed more retrains nothing
     output:
@@ -24,4 +29,5 @@ rule train:
         gpu=1,
     shell:
         "python scripts/train.py --arm {wildcards.arm} --seed {wildcards.seed} --arm-section {input.arm} --start {input.start}"
-        " --tasks {input.tasks} --freeze {input.freeze} --work {params.work} --out {params.out} 2> {log} | tee -a {log}"
+        " --tasks {input.tasks} --freeze {input.freeze} --warmup {input.warmup}"
+        " --work {params.work} --out {params.out} 2> {log} | tee -a {log}"

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrl import comparison, config, evaluation, freeze, manifest, retention, tasks, trajectory
-from agentrl.demo.demonstrations import calculator_call, encode_turn
 from agentrl.engine.base import Request
 from agentrl.engine.scripted import ScriptedEngine
+from agentrl.expert import calculator_call, encode_turn
 from agentrl.health import StepRecord, group_advantages
 from agentrl.protocol import ChatProtocol, load_tokenizer
 from agentrl.reward import shaped

@@ -10,15 +10,15 @@ def main() -> None:
     """Compute, print, refuse or write power.json and power.png with their manifest."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--study", type=Path, required=True, help="results/{study}, for the seconds of stages that have run")
-    parser.add_argument("--candidates", nargs="+", required=True)
-    parser.add_argument("--measures", nargs="+", required=True)
+    parser.add_argument("--jobs", nargs="+", required=True, help="stage=times, e.g. train=10 agent-test=11")
     parser.add_argument("--section", type=Path, required=True, help="config/plan.json")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     with manifest.stage(args.out, "plan.py") as stage:
         section = config.validate(manifest.read_json(args.section), config.Plan, str(args.section))
         found = plan.plan(section)
-        print("\n".join([*found["sentences"], plan.forecast(args.study, args.candidates, args.measures)]), flush=True)
+        jobs = {stage: int(times) for stage, times in (job.split("=") for job in args.jobs)}
+        print("\n".join([*found["sentences"], plan.forecast(args.study, jobs)]), flush=True)
         plan.refuse_weak(section, found)
         manifest.write_json(args.out / "power.json", found)
         plan.draw(found, section, args.out / "power.png")

@@ -10,14 +10,12 @@ def main() -> None:
     """Collect, render, write summary.json and summary.md with their manifest."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--study", type=Path, required=True, help="results/{study}")
-    parser.add_argument("--candidates", nargs="+", required=True)
-    parser.add_argument("--measures", nargs="+", required=True)
     parser.add_argument("--section", type=Path, required=True, help="config/statistics.json")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     with manifest.stage(args.out, "summarize.py") as stage:
         settings = config.validate(manifest.read_json(args.section), config.Statistics, str(args.section))
-        summary = report.summarize(args.study, args.candidates, args.measures, settings)
+        summary = report.summarize(args.study, settings)
         manifest.write_json(args.out / "summary.json", summary)
         manifest.write_text(args.out / "summary.md", report.render(summary))
         inputs = {role: args.study / role / "manifest.json" for role in ("plan", "statistics")}

@@ -28,12 +28,13 @@ def main() -> None:
     parser.add_argument("--start", type=Path, required=True, help="the start policy's manifest.json")
     parser.add_argument("--tasks", type=Path, required=True)
     parser.add_argument("--freeze", type=Path, required=True)
+    parser.add_argument("--warmup", type=Path, nargs="?", help="manifest.json of the arm's warm-up, if it has one")
     parser.add_argument("--work", type=Path, required=True, help="resumable state, not an output")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     with (
         manifest.stage(args.out, "train.py") as stage,
-        WorkFolder(args.work, [args.freeze, args.arm_section], args.seed, "train.py") as work,
+        WorkFolder(args.work, [f for f in (args.freeze, args.arm_section, args.warmup) if f], args.seed, "train.py") as work,
     ):
         frozen = Frozen(args.freeze)
         folder, _ = policy.check_policy(args.start)
@@ -44,6 +45,8 @@ def main() -> None:
         facts = publish(work, args.out, trained, settings)
         stage.measured = {"resumed_from_step": work.resumed}
         inputs = {"start": args.start, "tasks": args.tasks, "freeze": args.freeze, "arm": args.arm_section}
+        if args.warmup is not None:
+            inputs["warmup"] = args.warmup
         name = f"{args.arm}/seed-{args.seed}"
         effective = {"training": settings.model_dump(mode="json"), "arm": arm.content(), "seed": args.seed}
         ran_with = {**frozen.content["config"], **effective}
@@ -62,6 +65,9 @@ def train(
     reward = partial(REWARDS[arm.reward], frozen.section("reward", config.Reward))
     recorder = grpo.Recorder(rollout, tasks.read_tasks(args.tasks), reward, f"{args.arm}/seed-{args.seed}", args.seed, work.path, settings)
     trainer = grpo.trainer(engine.model, chat.tokenizer, recorder, settings, decoding, protocol.budget, device)
+    if args.warmup is not None:
+        manifest.check_files(args.warmup.parent, manifest.read_json(args.warmup)["outputs"], args.warmup)
+        grpo.load_adapter(trainer.model, args.warmup.parent / "adapter")
     initial = grpo.adapter_state(trainer.model)
     work.resumed = grpo.train(trainer, work.path)
     grpo.save_adapter(trainer.model, work.path / "adapter")

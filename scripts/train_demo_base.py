@@ -9,7 +9,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # two spinning threads are 
 
 import torch
 
-from agentrl import config, manifest
+from agentrl import config, manifest, supervised
 from agentrl.demo import policy as demo
 from agentrl.policy import CHECKPOINT, check_checkpoint
 from agentrl.protocol import ChatProtocol
@@ -29,8 +29,9 @@ def main() -> None:
         model = demo.new_model(recipe.architecture, tokenizer, recipe.stage.seed)
         examples, contents = demo.examples(recipe, chat)
         with tempfile.TemporaryDirectory() as work:
-            demo.train(model, tokenizer, demo.drills(chat, recipe), recipe.drill, recipe.stage.seed, Path(work))
-            losses = demo.train(model, tokenizer, examples, recipe.stage, recipe.stage.seed, Path(work))
+            drills, seed = demo.drills(chat, recipe), recipe.stage.seed
+            supervised.train(model, tokenizer, drills, recipe.drill, seed, Path(work), use_cpu=True)
+            losses = supervised.train(model, tokenizer, examples, recipe.stage, seed, Path(work), use_cpu=True)
         demo.save(model, tokenizer, args.out / CHECKPOINT)
         outputs = [f"{CHECKPOINT}/{name}" for name in check_checkpoint(args.out / CHECKPOINT)]
         stage.manifest({"recipe": args.recipe}, outputs, recipe.model_dump(mode="json"), {"examples": contents, "loss": losses})

@@ -14,9 +14,9 @@ from hypothesis import settings
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.config import DemoBase, Study, validate
-from agentrl.demo.demonstrations import encode_turn
 from agentrl.demo.policy import make_tokenizer
 from agentrl.engine.scripted import ScriptedEngine
+from agentrl.expert import encode_turn
 from agentrl.protocol import ChatProtocol
 from agentrl.rollout import Rollout
 from agentrl.sections import sections

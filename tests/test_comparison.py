@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentrl import trajectory
-from agentrl.comparison import ComparisonError, compare, compare_study, load, load_study
+from agentrl.comparison import ComparisonError, by_arm, compare, compare_study, load, load_study
 from agentrl.config import Statistics
 from agentrl.environment import Outcome
 from agentrl.manifest import ManifestError, hash_files, read_json, write_json
@@ -155,8 +155,7 @@ def test_a_study_compares_every_candidate_on_every_measure(tmp_path: Path) -> No
     for measure in ("agent-dev", "retention"):
         for successes, policy in enumerate(["baseline", *names["pilot"], *names["placebo"]]):
             write(tmp_path, policy, measure, scores(successes, 8))
-    evaluations = load_study(tmp_path, [name for candidates in names.values() for name in candidates], ["agent-dev", "retention"])
-    found = compare_study(evaluations, names, ["agent-dev", "retention"], SETTINGS)
+    found = compare_study(load_study(sorted(tmp_path.glob("*/**/agent-dev")) + sorted(tmp_path.glob("*/**/retention"))), SETTINGS)
     assert {arm: {name: sorted(measures) for name, measures in pairs.items()} for arm, pairs in found.items()} == {
         arm: {name: ["agent-dev", "retention"] for name in candidates} for arm, candidates in names.items()
     }
@@ -168,6 +167,23 @@ def test_one_candidate_of_another_freeze_stops_the_study(tmp_path: Path) -> None
         folder = write(tmp_path, policy, "agent-dev", scores(1, 4))
     manifest = read_json(folder / "manifest.json")
     write_json(folder / "manifest.json", manifest | {"inputs": manifest["inputs"] | {"freeze": "0" * 64}})
-    evaluations = load_study(tmp_path, ["pilot/seed-1", "placebo/seed-1"], ["agent-dev"])
+    evaluations = load_study(tmp_path.glob("*/**/agent-dev"))
+    assert len(evaluations) == 3
     with pytest.raises(ComparisonError, match=r"placebo/seed-1/agent-dev: inputs\.freeze differs"):
-        compare_study(evaluations, {"pilot": ["pilot/seed-1"], "placebo": ["placebo/seed-1"]}, ["agent-dev"], SETTINGS)
+        compare_study(evaluations, SETTINGS)
+
+
+def test_candidates_stand_by_arm_and_in_order_of_their_seeds() -> None:
+    evaluated = [(name, "agent-dev") for name in ("pilot/seed-10", "baseline", "a/seed-3", "pilot/seed-9")]
+    assert by_arm(evaluated) == {"a": ["a/seed-3"], "pilot": ["pilot/seed-9", "pilot/seed-10"]}
+
+
+def test_a_policy_is_compared_on_what_it_was_evaluated_on(tmp_path: Path) -> None:
+    both = ("agent-dev", "agent-test")
+    for policy, measures in {"baseline": both, "a/seed-1": both, "b/seed-1": both[:1]}.items():
+        for measure in measures:
+            write(tmp_path, policy, measure, scores(1, 4))
+    found = compare_study(load_study(tmp_path.glob("*/**/agent-*")), SETTINGS)
+    assert {name: sorted(measures) for arm in found.values() for name, measures in arm.items()} == {
+        "a/seed-1": ["agent-dev", "agent-test"], "b/seed-1": ["agent-dev"],
+    }  # fmt: skip

@@ -7,11 +7,11 @@ import pytest
 from transformers import Qwen3ForCausalLM
 
 from agentrl.config import Decoding, Study
-from agentrl.demo.demonstrations import calculator_call, encode_turn
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.engine.transformers import TransformersEngine
 from agentrl.environment import Call, EndKind, Outcome
 from agentrl.evaluation import batched_list, episodes, measures
+from agentrl.expert import calculator_call, encode_turn
 from agentrl.protocol import ChatProtocol
 from agentrl.rollout import Rollout
 from agentrl.tasks import Task, lookup_call

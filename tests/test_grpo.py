@@ -18,10 +18,10 @@ from trl import GRPOTrainer
 
 from agentrl import grpo, trajectory
 from agentrl.config import Study, TrainingSettings
-from agentrl.demo.demonstrations import calculator_call, encode_turn
 from agentrl.engine.base import Engine, EngineError, Request
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.engine.transformers import TransformersEngine
+from agentrl.expert import calculator_call, encode_turn
 from agentrl.health import StepRecord, group_advantages
 from agentrl.manifest import write_json
 from agentrl.protocol import ChatProtocol

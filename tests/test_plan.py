@@ -59,13 +59,13 @@ def test_a_weak_design_is_refused_only_where_asked() -> None:
 
 
 def test_hours_come_from_finished_stages_of_this_study(tmp_path: Path) -> None:
-    candidates, measures = ["pilot/seed-1", "pilot/seed-2"], ["agent-test", "retention"]
-    assert forecast(tmp_path, candidates, measures) == "GPU hours: no record yet."
+    jobs = {"train": 2, "agent-test": 3, "retention": 3}
+    assert forecast(tmp_path, jobs) == "GPU hours: no record yet."
     write_json(tmp_path / "arms/pilot/seed-1/train/status.json", {"state": "done", "seconds": 3600})
     write_json(tmp_path / "arms/pilot/seed-2/train/status.json", {"state": "failed", "seconds": 9})
     write_json(tmp_path / "policies/baseline/agent-test/status.json", {"state": "done", "seconds": 1200})
-    assert forecast(tmp_path, candidates, measures) == (
-        "GPU hours: about 3.00 for 2 runs and their evaluations, by the mean of recorded stages, retention not counted (no record yet)."
+    assert forecast(tmp_path, jobs) == (
+        "GPU hours: about 3.00 for 2 runs and all evaluations, by the mean of recorded stages, retention not counted (no record yet)."
     )
 
 

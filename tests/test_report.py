@@ -46,7 +46,7 @@ def evaluated(counts: Counts, trials: int = 1, items: int = 32, before: int = 4,
     manifest = {"stage": "", "config": {}, "engine": "", "inputs": {}}
     records = {(p, m): Evaluation(p, m, manifest, table) for p, measures in found.items() for m, table in measures.items()}
     flat = {key: record.scores for key, record in records.items()}
-    verdict = judge(flat, arms, ["placebo"], ["agent-test", "retention"], SETTINGS)
+    verdict = judge(flat, ["placebo"], SETTINGS)
     pairs = {n: {m: compare(records["baseline", m], records[n, m], SETTINGS) for m in ("agent-test", "retention")} for n in counts}
     return verdict, pairs
 
@@ -177,6 +177,8 @@ def finished(tmp_path: Path, tasks: list[Task]) -> Path:
     verdict, pairs = evaluated({"pilot/seed-42": ((1, 0), (1, 2)), "placebo/seed-42": ((1, 1), (0, 0))})
     write_json(study / "statistics" / "comparison.json", {name.split("/")[0]: {name: found} for name, found in pairs.items()})
     write_json(study / "statistics" / "verdict.json", verdict)
+    consumed = [f"{name}/{m}" for name in ("baseline", "pilot/seed-42", "placebo/seed-42") for m in MEASURES]
+    write_json(study / "statistics" / "manifest.json", {"inputs": dict.fromkeys(["section", *consumed], "0" * 64)})
     write_json(study / "plan" / "power.json", {"sentences": ["It sees little.", "It takes more.", "The gate errs."], "power": 0.1})
     write_tasks(study / "tasks/dev/tasks.jsonl", tasks)
     write_text(study / "retention/items.jsonl", json.dumps({"id": "mgsm-de-001", "question": QUESTION, "answer": 391}) + "\n")
@@ -188,7 +190,7 @@ def finished(tmp_path: Path, tasks: list[Task]) -> Path:
             write_json(study / "policies" / name / measure / "manifest.json", {"policy": name, "counts": counts, "config": raw})
             write_text(study / "policies" / name / measure / "episodes.jsonl", json.dumps([asdict(task) for task in tasks]) + "\n")
     for name, reward in (("pilot/seed-42", "shaped"), ("placebo/seed-42", "random")):
-        config = {"arm": {"reward": reward}, "tasks": [asdict(task) for task in tasks]}
+        config = {"arm": {"reward": reward, "warmup": None}, "tasks": [asdict(task) for task in tasks]}
         write_json(study / "arms" / name / "train" / "manifest.json", TRAINED | {"policy": name, "config": config})
         audit = {"tensors": 310, "changed": 196, "identical": 114, "targets": 196, "tied_head": True, "largest_logit_difference": 0.2}
         write_json(study / "arms" / name / "merged" / "manifest.json", {"audit": audit, "config": config})
@@ -197,7 +199,7 @@ def finished(tmp_path: Path, tasks: list[Task]) -> Path:
 
 @pytest.fixture
 def summary(finished: Path) -> dict[str, Any]:
-    return summarize(finished, ["pilot/seed-42", "placebo/seed-42"], MEASURES, SETTINGS)
+    return summarize(finished, SETTINGS)
 
 
 def test_summary_collects_every_policy_and_measure(summary: dict[str, Any]) -> None:
@@ -223,7 +225,7 @@ def test_nothing_raw_enters_the_summary(summary: dict[str, Any], tasks: list[Tas
 
 
 def test_summary_is_the_same_for_the_same_study(finished: Path, summary: dict[str, Any]) -> None:
-    again = summarize(finished, ["pilot/seed-42", "placebo/seed-42"], MEASURES, SETTINGS)
+    again = summarize(finished, SETTINGS)
     assert again == summary
     assert render(again) == render(summary)
 

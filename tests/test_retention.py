@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from agentrl import retention
 from agentrl.config import Retention, Study
-from agentrl.demo.demonstrations import encode_turn
 from agentrl.engine.base import Request
 from agentrl.engine.scripted import ScriptedEngine
+from agentrl.expert import encode_turn
 from agentrl.mgsm import MGSM_CONTRADICTED
 from agentrl.protocol import ChatProtocol
 from agentrl.retention import Item, RetentionError

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from transformers import Qwen3ForCausalLM
 
 from agentrl.config import Decoding, Study
-from agentrl.demo.demonstrations import calculator_call, encode_turn
 from agentrl.engine.base import EngineError, Request, Sample
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.engine.transformers import TransformersEngine
+from agentrl.expert import calculator_call, encode_turn
 from agentrl.protocol import END_OF_TEXT, END_OF_TURN, ChatProtocol
 from agentrl.reward import shaped
 from agentrl.rollout import Rollout

@@ -17,8 +17,8 @@ from agentrl.tasks import FAMILIES
 
 
 def is_override(path: Key) -> bool:
-    """Whether a key is one of an arm's own training settings: optional, and absent from the shipped files."""
-    return path[0] == "arms" and path[2:3] == ("training",)
+    """Whether a key is one of an arm's own training settings or its warm-up: optional, and absent from the shipped files."""
+    return path[0] == "arms" and path[2:3] in (("training",), ("warmup",))
 
 
 def cut(raw: dict[str, Any]) -> dict[str, str]:
@@ -37,7 +37,7 @@ def paths(model: type[BaseModel], raw: dict[str, Any], at: Key = ()) -> Iterator
     for name, field in model.model_fields.items():
         inner, here = _model(field.annotation), (*at, name)
         raw_inner = raw.get(name, {}) if is_override((*at, name, "")) else raw[name]
-        if inner is None:
+        if inner is None or here[2:] == ("warmup",):  # none of a warm-up's keys stands alone
             yield here, field.annotation
         elif isinstance(inner, dict):
             for key in raw_inner:
@@ -79,10 +79,11 @@ def alternatives(annotation: Any, value: Any) -> list[Any]:
         return [value[:-1], [*value, 1], [*value, "x"]]
     if isinstance(value, str):
         return literals or [f"{value}x"]
-    return [*literals, 1, 2, 8, True, "x", ["x"], [str(number) for number in range(PILOT_RAW["retention"]["items"])]]
+    warmup = {"steps": 2, "batch_size": 2, "learning_rate": 1e-3}
+    return [*literals, 1, 2, 8, True, "x", ["x"], warmup, [str(number) for number in range(PILOT_RAW["retention"]["items"])]]
 
 
-WILDCARDS = {"study", "training.seeds", "evaluation.splits", "baselines", "retention.ids_from"}
+WILDCARDS = {"study", "training.seeds", "evaluation.splits", "evaluation.select", "baselines", "retention.ids_from"}
 """Keys that only decide which jobs there are, where they write, and which files are their inputs: no job but the plan reads them."""
 BASE_TASKS = {"tasks.family", "tasks.quantity", "tasks.unit_price"}
 DEMO = BASE_TASKS | {"demo_policy.threads", "protocol", "retention.system", "retention.prompt"}
@@ -144,7 +145,7 @@ def test_every_key_of_the_files_is_among_the_keys_tried() -> None:
     assert set(leaves(DEMO_RAW)) == {path for path in EVERY_KEY if not is_override(path)}
     settings = {path[1:] for path in EVERY_KEY if path[0] == "training"} - {("seeds",)}
     for arm in DEMO_RAW["arms"]:
-        assert {path[3:] for path in EVERY_KEY if is_override(path) and path[1] == arm} == settings, "every setting can be overridden"
+        assert {path[3:] for path in EVERY_KEY if path[:3] == ("arms", arm, "training")} == settings, "every setting can be overridden"
 
 
 def test_another_seed_changes_the_plan_alone() -> None:
@@ -159,6 +160,14 @@ def test_another_placebo_leaves_the_plan() -> None:
     assert changed(PILOT_RAW, put(PILOT_RAW, "arms.second", {"reward": "random"})) == {"arm-second"}
 
 
+def test_with_a_choice_on_dev_the_plan_knows_one_judged_arm() -> None:
+    two = put(PILOT_RAW, "arms.second", {"reward": "shaped"})
+    assert sections(validate(two))["plan"]["arms"] == 2
+    selecting = put(two, "evaluation.select", "dev")
+    assert sections(validate(selecting))["plan"]["arms"] == 1
+    assert changed(two, selecting) == {"plan"}
+
+
 def test_the_plan_knows_the_judged_design() -> None:
     found = sections(validate(PILOT_RAW))["plan"]
     assert {name: found[name] for name in ("items", "trials", "seeds", "arms", "retention_items", "alpha")} == {
@@ -170,7 +179,7 @@ def test_the_plan_knows_the_judged_design() -> None:
 
 def test_an_arm_trains_with_the_settings_below_its_overrides() -> None:
     study = validate(put(PILOT_RAW, "arms.short", {"reward": "binary", "training": {"steps": 4, "kl": 0, "lora": {"r": 8}}}))
-    assert sections(study)["arm-short"] == {"reward": "binary", "training": {"steps": 4, "kl": 0.0, "lora": {"r": 8}}}
+    assert sections(study)["arm-short"] == {"reward": "binary", "training": {"steps": 4, "kl": 0.0, "lora": {"r": 8}}, "warmup": None}
     base, short = (study.arms[arm].settings(study.training) for arm in ("pilot", "short"))
     assert base == validate(sections(study)["training"], TrainingSettings)
     assert short == base.model_copy(update={"steps": 4, "kl": 0.0, "lora": base.lora.model_copy(update={"r": 8})})

@@ -23,9 +23,9 @@ from trl import GRPOConfig, GRPOTrainer
 
 from agentrl import grpo, trajectory
 from agentrl.config import Protocol, Study, TrainingSettings
-from agentrl.demo.demonstrations import calculator_call, encode_turn
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.environment import Environment
+from agentrl.expert import calculator_call, encode_turn
 from agentrl.protocol import END_OF_TEXT, END_OF_TURN, ChatProtocol
 from agentrl.rollout import Rollout
 from agentrl.tasks import Task, generate, lookup_call

@@ -46,7 +46,7 @@ def study(seeds: Sequence[int] = FIVE, gain: int = 30, placebo: int | None = 0, 
             moved = gains[arm] + (index % 2 if gains[arm] else 0)
             scores[name, AGENT] = table(first(12 + moved))
             scores[name, RETENTION] = table(first(200 - (lost if arm == "pilot" else 0), KEPT))
-    return judge(scores, candidates, ["placebo"], [AGENT, RETENTION], SETTINGS)
+    return judge(scores, ["placebo"], SETTINGS)
 
 
 def missing(**changes: Any) -> list[str]:
@@ -115,7 +115,7 @@ def test_a_gain_without_any_variation_counts_as_the_placebo_s_gain_but_not_as_th
     names = {arm: [f"{arm}/seed-{seed}" for seed in FIVE] for arm in ("pilot", "placebo")}
     for name in (name for found in names.values() for name in found):
         scores |= {(name, AGENT): table([True] * 4), (name, RETENTION): table(first(200, KEPT))}
-    found = judge(scores, names, ["placebo"], [AGENT, RETENTION], SETTINGS)
+    found = judge(scores, ["placebo"], SETTINGS)
     assert found["rule"]["pilot"]["missing"] == ["no p value over seeds: nothing varies", "placebo placebo gained +100.0 points"]
 
 
@@ -125,7 +125,7 @@ def test_retention_stands_with_and_without_contradicted_items() -> None:
     worse[[0, 53]] = False  # item 54 is contradicted, and wrong before as well
     scores = {("baseline", RETENTION): table(right, "mgsm-de-{:03d}"), ("pilot/seed-1", RETENTION): table(worse, "mgsm-de-{:03d}")}
     scores |= {(name, AGENT): table(first(4)) for name in ("baseline", "pilot/seed-1")}
-    found = judge(scores, {"pilot": ["pilot/seed-1"]}, [], [AGENT, RETENTION], SETTINGS)["arms"]["pilot"][RETENTION]
+    found = judge(scores, [], SETTINGS)["arms"]["pilot"][RETENTION]
     assert found["difference"] == pytest.approx(-1 / 64)
     assert found["zero_drop_gates"]["1"]["passed"] is False
     assert found["without_contradicted"]["left_out"] == 1
@@ -138,15 +138,33 @@ def test_pass_hat_k_of_every_policy_up_to_the_trials() -> None:
     rows = [("a", 0, 1), ("a", 1, 0), ("b", 0, 1), ("b", 1, 1)]
     agent = pd.DataFrame(rows, columns=["item", "trial", "score"])
     scores = {(name, AGENT): agent for name in ("baseline", "pilot/seed-1")}
-    found = judge(scores, {"pilot": ["pilot/seed-1"]}, [], [AGENT], SETTINGS)
+    found = judge(scores, [], SETTINGS)
     assert found["pass_hat_k"] == {name: {AGENT: {"1": 0.75, "2": 0.5}} for name in ("baseline", "pilot/seed-1")}
     assert "retention was not evaluated" in found["rule"]["pilot"]["missing"]
 
 
 def test_several_trials_of_one_seed_are_tested_by_sign_flips() -> None:
     scores = {("baseline", AGENT): table(first(4), trials=2), ("pilot/seed-1", AGENT): table(first(10), trials=2)}
-    found = judge(scores, {"pilot": ["pilot/seed-1"]}, [], [AGENT], SETTINGS)["arms"]["pilot"][AGENT]
+    found = judge(scores, [], SETTINGS)["arms"]["pilot"][AGENT]
     assert (found["trials"], found["item_p"]) == (2, pytest.approx(2 / 2**6))
+
+
+def test_arms_that_a_choice_passed_over_are_not_judged_and_the_placebo_is_watched_on_dev() -> None:
+    dev = "agent-dev"
+    scores = {("baseline", m): table(first(12)) for m in (dev, AGENT)} | {("baseline", RETENTION): table(first(200, KEPT))}
+    for arm, gain in {"pilot": 30, "other": 20, "placebo": 0}.items():
+        for index, seed in enumerate(FIVE):
+            name = f"{arm}/seed-{seed}"
+            scores |= {(name, dev): table(first(12 + gain + index % 2)), (name, RETENTION): table(first(200, KEPT))}
+            if arm == "pilot":
+                scores[name, AGENT] = table(first(12 + gain + index % 2))
+    found = judge(scores, ["placebo"], SETTINGS)
+    assert (found["judged_on"], found["placebos"]) == (AGENT, {"placebo": dev})
+    assert found["rule"] == {"pilot": {"improved": True, "missing": []}}
+    assert sorted(found["arms"]["other"]) == [dev, RETENTION]
+    pilot = found["arms"]["pilot"][AGENT]
+    assert pilot["holm_p"] == pilot["two_way"]["p"], "one arm is judged, so nothing is corrected"
+    assert found["arms"]["pilot"][dev]["holm_p"] > found["arms"]["pilot"][dev]["two_way"]["p"], "on dev two arms are compared"
 
 
 def test_test_is_judged_where_it_was_evaluated() -> None:

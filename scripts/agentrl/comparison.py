@@ -1,8 +1,9 @@
 """From evaluation records to paired comparisons: every candidate against the start policy, on the same items under the same freeze."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from agentrl.manifest import check_files, read_json
 
 AGENT, RETENTION = "agent", "retention"
 BASELINE = "baseline"
+SEED_MARK = "/seed-"
 RECORDED = "recorded"
 """Input role of a retention baseline that was recorded elsewhere (`agentrl/recorded.py`)."""
 
@@ -101,23 +103,40 @@ def _equal(candidate: Evaluation, field: str, left: object, right: object) -> No
         )
 
 
-def load_study(policies: Path, names: Iterable[str], measures: Sequence[str]) -> dict[tuple[str, str], Evaluation]:
-    """(policy, measure) -> evaluation, of the baseline and of every candidate in the folder `policies`."""
-    return {(name, measure): load(policies / name / measure) for name in (BASELINE, *names) for measure in measures}
+Key = tuple[str, str]
+"""(policy, measure)."""
 
 
-def compare_study(
-    evaluations: Mapping[tuple[str, str], Evaluation], candidates: Mapping[str, list[str]], measures: Sequence[str], settings: Statistics
-) -> dict[str, Any]:
-    """Every candidate of every arm on every measure.
+def load_study(folders: Iterable[Path]) -> dict[Key, Evaluation]:
+    """Every evaluation by policy and measure."""
+    loaded = [load(folder) for folder in folders]
+    return {(evaluation.policy, evaluation.measure): evaluation for evaluation in loaded}
 
-    Args:
-        evaluations: (policy, measure) -> evaluation, see `load_study`.
-        candidates: arm -> candidate names `{arm}/seed-{seed}`.
-        measures: evaluated measures.
-        settings: confidence, significance level, seed.
-    """
+
+def by_arm(evaluated: Iterable[Key]) -> dict[str, list[str]]:
+    """Arm -> its candidates `{arm}/seed-{seed}`, by seed."""
+    names = sorted({policy for policy, _ in evaluated} - {BASELINE}, key=lambda name: (arm_of(name), seed_of(name)))
+    return {arm: list(group) for arm, group in groupby(names, arm_of)}
+
+
+def arm_of(candidate: str) -> str:
+    """`{arm}/seed-{seed}` -> arm."""
+    return candidate.split(SEED_MARK)[0]
+
+
+def seed_of(candidate: str) -> int:
+    """`{arm}/seed-{seed}` -> training seed."""
+    return int(candidate.split(SEED_MARK)[1])
+
+
+def measures_of(evaluated: Iterable[Key], policy: str) -> list[str]:
+    """What a policy was evaluated on, sorted. Test is missing for arms that a choice on dev passed over."""
+    return sorted(measure for name, measure in evaluated if name == policy)
+
+
+def compare_study(evaluations: Mapping[Key, Evaluation], settings: Statistics) -> dict[str, Any]:
+    """Arm -> candidate -> measure -> comparison with the baseline, for everything that was evaluated (see `load_study`)."""
     return {
-        arm: {name: {m: compare(evaluations[BASELINE, m], evaluations[name, m], settings) for m in measures} for name in names}
-        for arm, names in candidates.items()
+        arm: {n: {m: compare(evaluations[BASELINE, m], evaluations[n, m], settings) for m in measures_of(evaluations, n)} for n in names}
+        for arm, names in by_arm(evaluations).items()
     }

@@ -195,16 +195,26 @@ def _partial(model: type[Section]) -> type[Section]:
 TrainingOverrides = _partial(TrainingSettings)
 
 
+class Warmup(Section):
+    """Supervised training of an arm's LoRA on expert trajectories of training tasks, before GRPO."""
+
+    steps: Positive
+    batch_size: Positive
+    learning_rate: Rate
+
+
 class Arm(Section):
-    """One way to train, compared against the baseline: its reward, and what it changes of `training`."""
+    """One way to train, compared against the baseline: its reward, what it changes of `training`, and whether it is warmed up."""
 
     reward: Literal["shaped", "random", "binary"]
     """Milestone shaping, a fair coin (the placebo), or strict success as 0 or 1."""
     training: TrainingOverrides = TrainingOverrides()  # type: ignore[valid-type]
+    warmup: Warmup | None = None
 
     def content(self) -> dict[str, Any]:
         """Plain data with only those overrides that are set: an arm's section and its record in the training manifest."""
-        return {"reward": self.reward, "training": self.training.model_dump(mode="json", exclude_none=True)}
+        warmup = None if self.warmup is None else self.warmup.model_dump(mode="json")
+        return {"reward": self.reward, "training": self.training.model_dump(mode="json", exclude_none=True), "warmup": warmup}
 
     def settings(self, base: TrainingSettings) -> TrainingSettings:
         """The effective settings: `base` below this arm's overrides. Raises `ConfigError` where they do not go together."""
@@ -236,6 +246,14 @@ class Evaluation(EvaluationShape):
     """Which splits are evaluated, and how."""
 
     splits: Annotated[tuple[Literal["dev", "test"], ...], Field(min_length=1)]
+    select: Literal["dev"] | None = None
+    """`dev`: arms are compared on dev, and test is evaluated for the start policy and the best of them only."""
+
+    @model_validator(mode="after")
+    def _both_splits(self) -> "Evaluation":
+        if self.select is not None and set(self.splits) != {"dev", "test"}:
+            raise ValueError(f"select: {self.select} chooses on dev and judges on test; splits must name both, found {list(self.splits)}")
+        return self
 
 
 class RetentionPrompt(Section):
@@ -353,7 +371,7 @@ class Plan(PlanSettings):
     trials: Positive
     seeds: Positive
     arms: Annotated[int, Field(ge=0)]
-    """Arms that are no placebo: Holm corrects over them."""
+    """Arms that are judged, none of them a placebo: Holm corrects over them."""
     retention_items: Positive
     alpha: Annotated[float, Field(gt=0, lt=0.5)]
 
@@ -469,6 +487,11 @@ class Study(Section):
         return [name for name, arm in self.arms.items() if arm.reward == "random"]
 
     @property
+    def compared(self) -> list[str]:
+        """Arms that are no placebo."""
+        return [name for name in self.arms if name not in self.placebos]
+
+    @property
     def judged_split(self) -> Literal["dev", "test"]:
         """The split that the verdict rests on."""
         return "test" if "test" in self.evaluation.splits else "dev"
@@ -487,6 +510,8 @@ class Study(Section):
             raise ValueError(f"baselines.agent: {self.baselines.agent!r} is a file; agent baselines come from an earlier study's folder")
         if "baseline" in self.arms:
             raise ValueError("arms.baseline: 'baseline' is the name of the start policy, choose another")
+        if self.evaluation.select is not None and not self.compared:
+            raise ConfigError(f"evaluation.select is {self.evaluation.select}, but every arm is a placebo ({', '.join(self.placebos)})")
         if self.preflight.groups > self.tasks.splits.train:
             raise ConfigError(f"preflight.groups is {self.preflight.groups}, tasks.splits.train has {self.tasks.splits.train} tasks")
         self._enough_tasks("training", self.training)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from peft import LoraConfig, load_peft_weights, set_peft_model_state_dict
+from peft import load_peft_weights, set_peft_model_state_dict
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -33,6 +33,7 @@ from agentrl.config import Decoding, Model, TrainingSettings
 from agentrl.health import StepRecord, advantage_tolerances, group_advantages
 from agentrl.manifest import read_json, write_json, write_text
 from agentrl.rollout import Rollout
+from agentrl.supervised import lora_config
 from agentrl.tasks import Task
 from agentrl.trajectory import Key, Trajectory
 
@@ -223,14 +224,6 @@ def trainer(
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )
-    lora = LoraConfig(
-        r=settings.lora.r,
-        lora_alpha=settings.lora.alpha,
-        target_modules=list(settings.lora.targets),
-        lora_dropout=0.0,
-        bias="none",
-        task_type="CAUSAL_LM",
-    )
     made = RecordedTrainer(
         model=model,
         args=arguments,
@@ -238,7 +231,7 @@ def trainer(
         train_dataset=Dataset.from_list([{"prompt": task.messages()} for task in recorder.table.values()]),
         processing_class=tokenizer,
         rollout_func=recorder.rollout_func,
-        peft_config=lora,
+        peft_config=lora_config(settings.lora),
         callbacks=[StepLog(recorder)],
     )
     made.remove_callback(PrinterCallback)  # StepLog prints
@@ -259,10 +252,15 @@ def train(made: RecordedTrainer, work: Path) -> int:
     checkpoint, step = last_checkpoint(work)
     rewind(work, step)
     if checkpoint is not None and step >= made.args.max_steps:
-        set_peft_model_state_dict(made.model, load_peft_weights(str(checkpoint), device="cpu"))
+        load_adapter(made.model, checkpoint)
     else:
         made.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     return step
+
+
+def load_adapter(model: torch.nn.Module, folder: Path) -> None:
+    """Set the adapter's weights, in place."""
+    set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"))
 
 
 def save_adapter(model: torch.nn.Module, folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Before training: what the configured design can see, what the wanted gain would take, and how long the rest of the study may run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +69,13 @@ def refuse_weak(section: Plan, found: Mapping[str, Any]) -> None:
         )
 
 
-def forecast(study: Path, candidates: Sequence[str], measures: Sequence[str]) -> str:
-    """GPU hours of the configured study, from the stages of it that have run; changes with the machine, so it enters no record."""
-    jobs = {"train": len(candidates), **dict.fromkeys(measures, len(candidates) + 1)}
+def forecast(study: Path, jobs: Mapping[str, int]) -> str:
+    """GPU hours of the configured study, from the stages of it that have run; changes with the machine, so it enters no record.
+
+    Args:
+        study: `results/{study}`.
+        jobs: stage (`train`, `agent-test`, ...) -> how often the study runs it.
+    """
     seconds: dict[str, list[float]] = {}
     for file in sorted(study.glob("arms/*/*/train/status.json")) + sorted(study.glob("policies/**/status.json")):
         status = read_json(file)
@@ -83,7 +87,7 @@ def forecast(study: Path, candidates: Sequence[str], measures: Sequence[str]) ->
     total = sum(jobs[stage] * sum(found) / len(found) for stage, found in recorded.items()) / SECONDS_PER_HOUR
     absent = [stage for stage in jobs if stage not in recorded]
     without = f", {', '.join(absent)} not counted (no record yet)" if absent else ""
-    return f"GPU hours: about {total:.2f} for {len(candidates)} runs and their evaluations, by the mean of recorded stages{without}."
+    return f"GPU hours: about {total:.2f} for {jobs['train']} runs and all evaluations, by the mean of recorded stages{without}."
 
 
 def draw(found: Mapping[str, Any], section: Plan, file: Path) -> None:

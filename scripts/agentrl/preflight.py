@@ -2,7 +2,7 @@
 
 GRPO learns from groups whose rewards differ. Groups are sampled from the start policy as training would sample them at step 0; an arm
 under whose reward no group differs is refused by name (the pilot found that for the binary reward). A random reward is exempt: it varies
-by design. Only training tasks are touched.
+by design; so is an arm with a warm-up: what its first group will be is not what the start policy says. Only training tasks are touched.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +57,7 @@ def verdict(
     """Whether an arm could learn, with the group size it would train with. Raises `PreflightError` where no group is mixed."""
     size = arm.settings(base).group_size
     mixed = mixed_groups(episodes, arm.reward, section.group_size, size, weights)
-    if mixed == 0 and arm.reward != EXEMPT:
+    if mixed == 0 and arm.reward != EXEMPT and arm.warmup is None:
         counts = measures(episodes)
         raise PreflightError(
             f"arm {name!r} could not learn: none of {section.groups} groups of {size} had reward variation under its {arm.reward} reward "

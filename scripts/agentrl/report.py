@@ -1,13 +1,13 @@
 """The study's summary: aggregates and plain words from manifests and comparisons; no raw task, output or private fact enters it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from agentrl import ledger
-from agentrl.comparison import BASELINE, RECORDED, RETENTION
+from agentrl.comparison import BASELINE, RECORDED, RETENTION, by_arm, measures_of
 from agentrl.config import Statistics
 from agentrl.hashing import sha256
 from agentrl.manifest import read_json
@@ -31,32 +31,37 @@ RECORDED_LIMIT = (
 )
 
 
-def summarize(study: Path, candidates: Sequence[str], measures: Sequence[str], settings: Statistics) -> dict[str, Any]:
-    """Collect the aggregates of a finished study.
+def summarize(study: Path, settings: Statistics) -> dict[str, Any]:
+    """Collect the aggregates of a finished study: of what its statistics consumed.
 
     Args:
         study: `results/{study}`.
-        candidates: `{arm}/seed-{seed}` of every trained policy.
-        measures: evaluated measures, e.g. `agent-dev`, `agent-test`, `retention`.
         settings: significance level of the findings.
     """
     comparison = read_json(study / "statistics" / "comparison.json")
     verdict = read_json(study / "statistics" / "verdict.json")
+    consumed = read_json(study / "statistics" / "manifest.json")["inputs"]
+    evaluated = [tuple(role.rsplit("/", 1)) for role in consumed if "/" in role]
+    candidates = [name for names in by_arm(evaluated).values() for name in names]
     policies = {
-        name: {m: read_json(study / "policies" / name / m / "manifest.json")["counts"] for m in measures}
+        name: {m: read_json(study / "policies" / name / m / "manifest.json")["counts"] for m in measures_of(evaluated, name)}
         for name in (BASELINE, *candidates)
     }
+    selection = read_json(study / "selection" / "selection.json") if "selection" in consumed else None
     training = {}
     for name in candidates:
         manifest = read_json(study / "arms" / name / "train" / "manifest.json")
         audit = read_json(study / "arms" / name / "merged" / "manifest.json")["audit"]
-        training[name] = {fact: manifest[fact] for fact in TRAINING_FACTS} | {"reward": manifest["config"]["arm"]["reward"], "merge": audit}
+        arm = manifest["config"]["arm"]
+        facts = {fact: manifest[fact] for fact in TRAINING_FACTS}
+        training[name] = {**facts, "reward": arm["reward"], "warmup": arm["warmup"], "merge": audit}
     pairs = {name: comparison[name.split("/")[0]][name] for name in candidates}
     return {
         "study": study.name,
         "judged_on": verdict["judged_on"],
         "plan": read_json(study / "plan" / "power.json")["sentences"],
-        "findings": findings(verdict, pairs, settings),
+        "selection": selection,
+        "findings": [*chosen(selection), *findings(verdict, pairs, settings)],
         "verdict": verdict,
         "policies": policies,
         "comparisons": pairs,
@@ -64,6 +69,21 @@ def summarize(study: Path, candidates: Sequence[str], measures: Sequence[str], s
         "looks": looks(study),
         "limits": [*LIMITS, *recorded_baseline(study)],
     }
+
+
+def chosen(selection: Mapping[str, Any] | None) -> list[str]:
+    """How the arm that was judged on test was chosen; nothing where every arm was."""
+    if selection is None:
+        return []
+    arms, best = selection["arms"], selection["chosen"]
+    others = ", ".join(f"{arm} {100 * arms[arm]['mean']:.1f}" for arm in arms if arm != best and arm not in selection["placebos"])
+    many, rest = "s" * (selection["compared"] > 1), f", {others}" if others else ""
+    return [
+        (
+            f"Chosen on dev among {selection['compared']} arm{many}: {best}, {100 * arms[best]['mean']:.1f}% strict success "
+            f"(start {100 * selection['baseline']:.1f}{rest}); of the trained policies only its own saw test."
+        )
+    ]
 
 
 def looks(study: Path) -> list[str]:
@@ -93,7 +113,7 @@ def findings(verdict: Mapping[str, Any], pairs: Mapping[str, Mapping[str, Any]],
     if not placebos:
         sentences.append("No arm with random reward was run, so a gain cannot be told from mere training: no verdict.")
     for arm in placebos:
-        found = verdict["arms"][arm][judged]
+        found = verdict["arms"][arm][placebos[arm]]
         what = "gained although its reward was random: no verdict on any arm"
         quiet = "shows no gain beyond chance, as it must"
         sentences.append(f"Placebo {arm} {what if gained(found, settings.alpha) else quiet} ({_change(found)}).")
@@ -185,7 +205,8 @@ def render(summary: Mapping[str, Any]) -> str:
         loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"points": points, "probability": probability}
-    judged = [measures[summary["judged_on"]] for measures in summary["verdict"]["arms"].values()]
+    on = summary["judged_on"]
+    judged = [measures[on] for measures in summary["verdict"]["arms"].values() if on in measures]
     kept = [measures[RETENTION] for measures in summary["verdict"]["arms"].values()]
     covers = [("Interval", found["two_way"]["note"]) for found in judged]
     covers += [("Bootstrap", found["crossed_bootstrap"]["note"]) for found in judged]

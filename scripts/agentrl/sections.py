@@ -40,7 +40,7 @@ def sections(study: Study) -> dict[str, dict[str, Any]]:
         "items": whole["tasks"]["splits"][study.judged_split],
         "trials": study.evaluation.trials,
         "seeds": len(study.training.seeds),
-        "arms": len(study.arms) - len(study.placebos),
+        "arms": len(study.compared) if study.evaluation.select is None else 1,
         "retention_items": study.retention.items,
         "alpha": study.statistics.alpha,
     }

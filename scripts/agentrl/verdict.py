@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from agentrl.comparison import BASELINE, RETENTION
+from agentrl.comparison import BASELINE, RETENTION, by_arm, measures_of, seed_of
 from agentrl.config import Statistics
 from agentrl.inference import crossed_bootstrap, holm, two_way_mean
 from agentrl.mgsm import MGSM_CONTRADICTED
@@ -21,38 +21,51 @@ from agentrl.statistics import mcnemar_exact, paired, sign_flip, zero_drop_gate
 
 Scores = Mapping[tuple[str, str], pd.DataFrame]
 """(policy, measure) -> item, trial, score."""
-SEED_MARK = "/seed-"
 
 
-def judge(
-    scores: Scores, candidates: Mapping[str, Sequence[str]], placebos: Collection[str], measures: Sequence[str], settings: Statistics
-) -> dict[str, Any]:
-    """Every arm on every measure, pass^k of every policy, and the rule, as plain data (fractions, not per cent).
+def judge(scores: Scores, placebos: Collection[str], settings: Statistics) -> dict[str, Any]:
+    """Every arm on every measure it was evaluated on, pass^k of every policy, and the rule, as plain data (fractions, not per cent).
+
+    The rule is applied to arms that were evaluated on the judged measure: with a choice on dev, to the chosen one. A placebo that was not
+    evaluated there is watched on dev.
 
     Args:
-        scores: of the baseline and of every candidate, on every measure.
-        candidates: arm -> `{arm}/seed-{seed}`.
+        scores: of the baseline and of every candidate `{arm}/seed-{seed}`.
         placebos: arms whose reward was random.
-        measures: evaluated measures.
         settings: confidence, alpha, margin, seeds the rule asks for.
 
     Raises:
         StatisticsError: items or trials are missing or doubled.
     """
-    arms = {arm: {m: _arm(scores, names, m, settings) for m in measures} for arm, names in candidates.items()}
+    arms = {
+        arm: {m: _arm(scores, names, m, settings) for m in measures_of(scores, names[0])} for arm, names in by_arm(scores).items()
+    }
+    measures = measures_of(scores, BASELINE)
     for measure in measures:
-        _adjust({arm: found[measure] for arm, found in arms.items() if arm not in placebos and measure != RETENTION})
+        _adjust({a: found[measure] for a, found in arms.items() if a not in placebos and measure in found and measure != RETENTION})
     judged = judged_on(measures)
-    policies = [BASELINE, *(name for names in candidates.values() for name in names)]
-    agent = [m for m in measures if m != RETENTION]
-    quiet = {arm: arms[arm][judged] for arm in placebos if arm in arms}
+    watched = {arm: judged_on(list(arms[arm])) for arm in sorted(placebos) if arm in arms}
+    quiet = {arm: arms[arm][measure] for arm, measure in watched.items()}
     return {
         "judged_on": judged,
-        "placebos": sorted(quiet),
+        "placebos": watched,
         "arms": arms,
-        "pass_hat_k": {p: {m: {str(k): value for k, value in pass_hat_k(scores[p, m]).items()} for m in agent} for p in policies},
-        "rule": {arm: rule(found[judged], found.get(RETENTION), quiet, settings) for arm, found in arms.items() if arm not in placebos},
+        "pass_hat_k": _pass_hat_k(scores),
+        "rule": {
+            arm: rule(found[judged], found.get(RETENTION), quiet, settings)
+            for arm, found in arms.items()
+            if arm not in placebos and judged in found
+        },
     }
+
+
+def _pass_hat_k(scores: Scores) -> dict[str, dict[str, dict[str, float]]]:
+    """Policy -> agent measure -> k -> pass^k."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for (policy, measure), table in scores.items():
+        if measure != RETENTION:
+            found.setdefault(policy, {})[measure] = {str(k): value for k, value in pass_hat_k(table).items()}
+    return found
 
 
 def judged_on(measures: Sequence[str]) -> str:
@@ -79,7 +92,7 @@ def gained(arm: Mapping[str, Any], alpha: float) -> bool:
 
 def _arm(scores: Scores, names: Sequence[str], measure: str, settings: Statistics) -> dict[str, Any]:
     """One arm on one measure; retention with its gates and its bound."""
-    tables = {_seed(name): scores[name, measure] for name in names}
+    tables = {seed_of(name): scores[name, measure] for name in names}
     baseline = scores[BASELINE, measure]
     differences = seed_differences(baseline, tables)
     two_way = two_way_mean(differences, settings.confidence)
@@ -163,7 +176,3 @@ def _bound(retention: Mapping[str, Any] | None) -> list[str]:
     bound = retention["non_inferiority"]
     loss, margin = 100 * bound["lower"], 100 * bound["margin"]
     return [] if bound["passed"] else [f"retention bound not held: {loss:+.1f} points, needs above {-margin:+.1f}"]
-
-
-def _seed(name: str) -> int:
-    return int(name.split(SEED_MARK)[1])

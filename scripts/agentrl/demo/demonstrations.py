@@ -4,58 +4,37 @@ Trajectories are played through the study's own rollout and environment by a scr
 the protocol it is evaluated in. The departures (`Mixture`) are what GRPO has to train away again.
 """
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from random import Random
 
-from agentrl import retention
+from agentrl import expert, retention
 from agentrl.config import Mixture, Protocol, RetentionPrompt
 from agentrl.demo.wordproblems import PAIRS, Problem
-from agentrl.engine.base import Request
-from agentrl.engine.scripted import ScriptedEngine
-from agentrl.protocol import END_OF_TURN, ChatProtocol
-from agentrl.rollout import Rollout
+from agentrl.expert import CALCULATE, LOOK_UP, REPORT, calculator_call, encode_turn, turn
+from agentrl.protocol import ChatProtocol
+from agentrl.supervised import Example, example
 from agentrl.tasks import CONSONANTS, Task, lookup_call
-from agentrl.trajectory import Key, Trajectory
+from agentrl.trajectory import Trajectory
 
-LOOK_UP = ("Ich schlage den Datensatz nach.", "Zuerst hole ich die Werte zur Bestellung.", "Die Werte kenne ich noch nicht, also lookup.")
-CALCULATE = ("Ich rechne mit dem Werkzeug.", "Nun das Produkt mit calculator.", "Das Produkt überlasse ich dem Rechner.")
 IN_THE_HEAD = ("Das rechne ich im Kopf.", "Das überschlage ich selbst.")
 BARE = ("Ich prüfe mein Ergebnis mit dem Werkzeug.",)
 ADD = ("Ich zähle die Werte zusammen.",)
-REPORT = ("Ich gebe das Ergebnis an.", "Das Werkzeug hat geantwortet.")
 DRILL_SYMBOLS = 16
 DRILL_EQUATIONS = 30
 TALK = ("Ich antworte in einem Satz.",)
-
-
-@dataclass(frozen=True)
-class Example:
-    """One supervised sequence."""
-
-    ids: list[int]
-    mask: list[int]
-    """1 where the policy is taught, 0 on external tokens; aligned with `ids`."""
 
 
 def demonstrate(tasks: Sequence[Task], chat: ChatProtocol, protocol: Protocol, mixture: Mixture, seed: int) -> list[Trajectory]:
     """Play one demonstration per task; departures are drawn by `mixture`."""
     rng = Random(f"demonstrations/{seed}")
     turns = {task.id: script(task, mixture, rng) for task in tasks}
-
-    def speak(request: Request) -> list[int]:
-        *_, task, _, turn = request.key
-        return encode_turn(chat, turns[str(task)][int(turn)])
-
-    rollout = Rollout(ScriptedEngine(speak, chat.stop_ids), chat, protocol)
-    return rollout.play(tasks, [Key("demonstration", 0, task.split, task.id, 0, seed) for task in tasks])
+    return expert.play(tasks, turns, chat, protocol, "demonstration", seed)
 
 
 def script(task: Task, mixture: Mixture, rng: Random) -> list[str]:
     """Texts of the assistant's turns: expert, or with departures."""
     first, second = task.facts.values()
-    turns = [_turn(rng.choice(LOOK_UP), lookup_call(task.record_id))]
+    turns = [turn(rng.choice(LOOK_UP), lookup_call(task.record_id))]
     draw = rng.random()
     departures = (("guess", mixture.guess), ("bare", mixture.bare_result), ("add", mixture.wrong_formula))
     course = "expert"
@@ -68,12 +47,12 @@ def script(task: Task, mixture: Mixture, rng: Random) -> list[str]:
     if course == "guess":
         return [*turns, _answer(value, IN_THE_HEAD, mixture, rng)]
     if course == "bare":
-        turns.append(_turn(rng.choice(BARE), calculator_call(str(value))))
+        turns.append(turn(rng.choice(BARE), calculator_call(str(value))))
         return [*turns, _answer(value, REPORT, mixture, rng)]
     if course == "add":
-        turns.append(_turn(rng.choice(ADD), calculator_call(f"{first} + {second}")))
+        turns.append(turn(rng.choice(ADD), calculator_call(f"{first} + {second}")))
         return [*turns, _answer(first + second, REPORT, mixture, rng)]
-    turns.append(_turn(rng.choice(CALCULATE), calculator_call(f"{first} * {second}")))
+    turns.append(turn(rng.choice(CALCULATE), calculator_call(f"{first} * {second}")))
     return [*turns, _answer(task.answer, REPORT, mixture, rng)]
 
 
@@ -81,9 +60,9 @@ def solve(problem: Problem, chat: ChatProtocol, section: RetentionPrompt, mixtur
     """One word problem with its worked answer, in the retention prompt."""
     off = rng.choice((-2, -1, 1, 2)) if rng.random() < mixture.wrong_sum else 0
     value = problem.answer + off
-    turn = _turn(f"{problem.a} {problem.op} {problem.b} = {value}", f"<answer>{value}</answer>")
+    text = turn(f"{problem.a} {problem.op} {problem.b} = {value}", f"<answer>{value}</answer>")
     prompt = chat.prompt(retention.messages(section, problem.question), tools=False)
-    answer = encode_turn(chat, turn)
+    answer = encode_turn(chat, text)
     return Example(prompt + answer, [0] * len(prompt) + [1] * len(answer))
 
 
@@ -112,33 +91,13 @@ def equations(chat: ChatProtocol, rng: Random) -> Example:
     return Example(ids, mask)
 
 
-def example(trajectory: Trajectory) -> Example:
-    """A trajectory as a supervised sequence; the taught tokens are those a policy would have sampled."""
-    prompt = trajectory.prompt_ids
-    return Example(prompt + trajectory.completion_ids, [0] * len(prompt) + trajectory.loss_mask)
-
-
 def tail(trajectory: Trajectory) -> Example:
     """A trajectory from its first observation on: the steps that copy values, without the prompt that makes rows long."""
     whole, first = example(trajectory), len(trajectory.prompt_ids) + len(trajectory.sampled[0].ids)
     return Example(whole.ids[first:], whole.mask[first:])
 
 
-def encode_turn(chat: ChatProtocol, text: str) -> list[int]:
-    """Ids of one assistant turn, end of turn included."""
-    return list(chat.tokenizer.encode(text + END_OF_TURN, add_special_tokens=False))
-
-
-def calculator_call(expression: str) -> str:
-    """Text of one calculator call."""
-    return f"<tool_call>\n{json.dumps({'name': 'calculator', 'arguments': {'expression': expression}})}\n</tool_call>"
-
-
 def _answer(value: int, thoughts: Sequence[str], mixture: Mixture, rng: Random) -> str:
     if rng.random() < mixture.free_answer:
-        return _turn(rng.choice(TALK), f"Das Ergebnis ist {value}.")
-    return _turn(rng.choice(thoughts), f"<answer>{value}</answer>")
-
-
-def _turn(thought: str, content: str) -> str:
-    return f"<think>\n{thought}\n</think>\n\n{content}"
+        return turn(rng.choice(TALK), f"Das Ergebnis ist {value}.")
+    return turn(rng.choice(thoughts), f"<answer>{value}</answer>")

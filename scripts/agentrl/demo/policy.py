@@ -5,45 +5,29 @@ departures, merged, which leaves a middling agent with something to learn. Both 
 """
 
 import json
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
-from transformers import (
-    DataCollatorForSeq2Seq,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    PrinterCallback,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.config import Architecture, DemoBase, DemoJob, DemoStage, Drill, Lora
+from agentrl.config import Architecture, DemoBase, DemoJob
 from agentrl.demo import tokenizer as demo_tokenizer
 from agentrl.demo import wordproblems
-from agentrl.demo.demonstrations import Example, demonstrate, drill, equations, example, script, solve, tail
+from agentrl.demo.demonstrations import demonstrate, drill, equations, script, solve, tail
 from agentrl.protocol import ChatProtocol
 from agentrl.retention import messages
+from agentrl.supervised import Example, example
 from agentrl.tasks import base_tasks
 
-_log = logging.getLogger(__name__)
 CONTEXT = 2048
 TOKENIZER_EXAMPLES = 600
 ROWS_PER_STAGE = 4000
 """Distinct rows of one stage; more steps see them again."""
 PARTS_PER_ROW = 4
 """Word problems, or tails of trajectories, that together are about as long as one trajectory."""
-WARMUP = 0.08
-WEIGHT_DECAY = 0.01
 
 
 def make_tokenizer(recipe: DemoBase) -> PreTrainedTokenizerFast:
@@ -105,42 +89,6 @@ def drills(chat: ChatProtocol, recipe: DemoBase) -> list[Example]:
     """One epoch of copying drills, all distinct."""
     rng = Random(f"drills/{recipe.stage.seed}")
     return [drill(chat, rng) for _ in range(recipe.drill.steps * recipe.drill.batch_size)]
-
-
-def train(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, found: list[Example], stage: DemoStage | Drill, seed: int, work: Path
-) -> list[dict[str, Any]]:
-    """Supervised training on the taught tokens; returns the loss log."""
-    rows = [{"input_ids": e.ids, "labels": [i if m else -100 for i, m in zip(e.ids, e.mask, strict=True)]} for e in found]
-    arguments = TrainingArguments(
-        output_dir=str(work), max_steps=stage.steps, per_device_train_batch_size=stage.batch_size, learning_rate=stage.learning_rate,
-        lr_scheduler_type="cosine", warmup_steps=max(1, round(WARMUP * stage.steps)), weight_decay=WEIGHT_DECAY, adam_beta2=0.98,
-        max_grad_norm=1.0, seed=seed, data_seed=seed, use_cpu=not torch.cuda.is_available(), bf16=False,
-        logging_steps=20, save_strategy="no", report_to="none", disable_tqdm=True,
-        dataloader_pin_memory=False,
-    )  # fmt: skip
-    collator = DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=-100)
-    trainer = Trainer(model=model, args=arguments, train_dataset=rows, data_collator=collator)
-    trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(LossLog())
-    trainer.train()
-    return [entry for entry in trainer.state.log_history if "loss" in entry]
-
-
-class LossLog(TrainerCallback):
-    """Shows progress as one line per logged step."""
-
-    def on_log(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, logs: dict[str, Any], **_: Any) -> None:
-        """Step and mean loss since the last line."""
-        if "loss" in logs:
-            _log.info("step %d of %d, loss %.3f", state.global_step, state.max_steps, float(logs["loss"]))
-
-
-def with_lora(model: PreTrainedModel, lora: Lora, seed: int) -> PreTrainedModel:
-    """Wrap for LoRA training; merge with `merge_and_unload` afterwards."""
-    torch.manual_seed(seed)
-    config = LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=list(lora.targets), lora_dropout=0.0, task_type="CAUSAL_LM")
-    return get_peft_model(model, config)
 
 
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

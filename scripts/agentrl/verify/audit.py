@@ -34,6 +34,7 @@ def verify(study: Path, checkpoints: bool = False, summary: bool = True) -> Find
         baselines.check_recorded(study, evidence.chat, findings)
         if (study / "statistics" / "comparison.json").is_file():
             numbers.check_statistics(study, evidence, findings)
+            numbers.check_selection(study, evidence, findings)
             numbers.check_verdict(study, evidence, findings)
             numbers.check_plan(study, findings)
             if summary:
@@ -64,6 +65,8 @@ def _check_evidence(study: Path, folders: Sequence[Path], evidence: Evidence, fi
     if "train" in splits:
         for name in trained:
             evidence.training(name, splits["train"])
+            if study / "arms" / name / "warmup" in folders:
+                evidence.warmup(name, splits["train"])
         if study / "preflight" in folders:
             evidence.preflight(splits["train"], sorted({name.split("/")[0] for name in trained}))
         elif trained:

@@ -30,6 +30,7 @@ def in_scope(study: Path, findings: Findings, summary: bool) -> list[Path]:
         trained = {study / "arms" / folder.parent.relative_to(study / "policies") for folder in evaluated}
         outside = [f for f in folders if _below(f, study / "policies") and f not in evaluated]
         outside += [f for f in folders if _below(f, study / "arms") and f.parent not in trained]
+        outside += [f for f in folders if f == study / "selection" and "selection" not in _roles(file.parent)]
         findings.notes += [f"{folder.relative_to(study)} is no part of the statistics: not checked" for folder in outside]
         return [folder for folder in folders if folder not in outside]
     return folders
@@ -79,9 +80,11 @@ def expected_inputs(study: Path, folder: Path) -> dict[str, Path]:  # noqa: C901
         case ("preflight",):
             tasks = study / "tasks" / "train" / "tasks.jsonl"
             return {"section": config / "preflight.json", "start": start, "tasks": tasks, "freeze": study / "freeze" / "train.json"}
-        case ("arms", arm, _, "train"):
-            tasks = study / "tasks" / "train" / "tasks.jsonl"
-            return {"start": start, "tasks": tasks, "freeze": study / "freeze" / "train.json", "arm": config / f"arm-{arm}.json"}
+        case ("arms", arm, _, "train" | "warmup" as stage):
+            tasks, section = study / "tasks" / "train" / "tasks.jsonl", config / f"arm-{arm}.json"
+            warmed = stage == "train" and read_json(section)["warmup"] is not None
+            warmup = {"warmup": folder.parent / "warmup" / "manifest.json"} if warmed else {}
+            return {"start": start, "tasks": tasks, "freeze": study / "freeze" / "train.json", "arm": section, **warmup}
         case ("arms", _, _, "merged"):
             return {"start": start, "train": folder.parent / "train" / "manifest.json", "section": config / "model.json"}
         case ("summary",):
@@ -90,9 +93,20 @@ def expected_inputs(study: Path, folder: Path) -> dict[str, Path]:  # noqa: C901
         case ("plan",):
             return {"section": config / "plan.json"}
         case ("statistics",):
-            names = [role for role in read_json(folder / "manifest.json")["inputs"] if "/" in role]
-            return {"section": config / "statistics.json", **{name: study / "policies" / name / "manifest.json" for name in names}}
+            chosen = {"selection": study / "selection" / "manifest.json"} if "selection" in _roles(folder) else {}
+            return {"section": config / "statistics.json", **_evaluations(study, folder), **chosen}
+        case ("selection",):
+            return _evaluations(study, folder)
     return {}
+
+
+def _roles(folder: Path) -> list[str]:
+    return list(read_json(folder / "manifest.json")["inputs"])
+
+
+def _evaluations(study: Path, folder: Path) -> dict[str, Path]:
+    """What a stage over many evaluations consumed of them: role `{policy}/{measure}` -> file."""
+    return {role: study / "policies" / role / "manifest.json" for role in _roles(folder) if "/" in role}
 
 
 def _lists(folder: Path, name: str) -> bool:
@@ -147,7 +161,7 @@ def check_configs(study: Path, folders: Sequence[Path], findings: Findings) -> N
             for name, path in _sections(study, folder, manifest):
                 found = manifest["config"] if name is None else manifest["config"].get(name)
                 findings.equal("config", folder / "manifest.json", "", f"config.{name or ''}", read_json(path), found)
-            if folder.name == "train" and _below(folder, study / "arms"):
+            if folder.name in ("train", "warmup") and _below(folder, study / "arms"):
                 expected = _overridden(study / "config", folder.relative_to(study).parts[1])
                 findings.equal("config", folder / "manifest.json", "", "config.training", expected, manifest["config"].get("training"))
 
@@ -176,7 +190,7 @@ def _sections(study: Path, folder: Path, manifest: Mapping[str, Any]) -> Iterato
             yield None, config / "model.json"
         case ("policies", *_) | ("preflight",):
             yield from ((name, config / f"{name}.json") for name in manifest["config"])
-        case ("arms", arm, _, "train"):
+        case ("arms", arm, _, "train" | "warmup"):
             plain = set(manifest["config"]) - {"arm", "seed", "training"}  # the arm may override training: `_overridden`
             yield from ((name, config / f"{name}.json") for name in sorted(plain))
             yield "arm", config / f"arm-{arm}.json"

@@ -130,6 +130,25 @@ class Evidence:
                 self._rewards(file, batch, outcomes, arm, weights, settings)
             self._steps(folder, lines, settings, manifest)
 
+    def warmup(self, policy: str, tasks: Sequence[Task]) -> None:
+        """One arm's demonstrations: every training task once, each a strict success that follows from its ids."""
+        folder = self.study / "arms" / policy / "warmup"
+        file = folder / "demonstrations.jsonl"
+        with self.findings.reading(file):
+            manifest = read_json(folder / "manifest.json")
+            protocol, seed = validate(manifest["config"]["protocol"], Protocol), manifest["config"]["seed"]
+            self.findings.equal("chain", folder / "manifest.json", "", "policy", policy, manifest["policy"])
+            table = {task.id: task for task in tasks}
+            wanted = [(policy, 0, "train", task.id, 0, seed) for task in tasks]
+            for number, record in self._records(file, wanted):
+                if (task := table.get(record["key"]["task"])) is None:
+                    continue
+                found = self._episode(file, number, record, task, protocol)
+                self._absent(file, _name(number, record), record, ("reward", "advantage", "loss_runs"))
+                if not found.outcome["strict"]:
+                    self.findings.add("warm-up", file, _name(number, record), "outcome.strict", True, False)
+            self.findings.equal("count", folder / "manifest.json", "", "demonstrations", len(tasks), manifest["demonstrations"])
+
     def preflight(self, tasks: Sequence[Task], arms: Sequence[str]) -> None:
         """The groups sampled before training: complete, following from their ids; the report and the verdict of every trained arm."""
         folder, report = self.study / "preflight", self.study / "plan" / "preflight.json"
@@ -163,7 +182,7 @@ class Evidence:
             mixed = _mixed(rows, section.group_size, size, arm, weights)
             expected = {"arm": file.stem, "reward": arm.reward, "groups": section.groups, "group_size": size, "mixed_groups": mixed}
             self.findings.equal("preflight", file, "", "verdict", expected, read_json(file))
-            if mixed == 0 and arm.reward != "random":
+            if mixed == 0 and arm.reward != "random" and arm.warmup is None:
                 self.findings.add("preflight", file, "", "mixed_groups", "at least 1, or the arm is refused", 0)
 
     def _order(

@@ -5,7 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agentrl import plan, report, statistics, verdict
+from agentrl import plan, report, selection, statistics, verdict
+from agentrl.comparison import by_arm
 from agentrl.config import Plan, Statistics, validate
 from agentrl.manifest import read_json
 from agentrl.verify.breaks import Findings
@@ -20,9 +21,9 @@ def check_statistics(study: Path, evidence: Evidence, findings: Findings) -> Non
     with findings.reading(file):
         settings = validate(read_json(study / "config" / "statistics.json"), Statistics)
         comparison = read_json(file)
-        evaluated = {policy for policy, _ in evidence.scores} - {"baseline"}
-        compared = {name for candidates in comparison.values() for name in candidates}
-        findings.equal("statistics", file, "", "policies", sorted(evaluated), sorted(compared))
+        evaluated = sorted(f"{policy}, {measure}" for policy, measure in evidence.scores if policy != "baseline")
+        compared = sorted(f"{name}, {measure}" for arm in comparison.values() for name, found in arm.items() for measure in found)
+        findings.equal("statistics", file, "", "comparisons", evaluated, compared)
         for arm, candidates in comparison.items():
             for name, measures in candidates.items():
                 findings.equal("statistics", file, f"{arm}/{name}", "arm", name.split("/")[0], arm)
@@ -72,17 +73,11 @@ def check_verdict(study: Path, evidence: Evidence, findings: Findings) -> None:
     with findings.reading(file):
         settings = validate(read_json(study / "config" / "statistics.json"), Statistics)
         claims = read_json(file)
-        arms: dict[str, list[str]] = {}
-        placebos = set()
-        for name in sorted({policy for policy, _ in evidence.scores} - {"baseline"}, key=_arm_and_seed):
-            arms.setdefault(name.split("/")[0], []).append(name)
-            if read_json(study / "arms" / name / "train" / "manifest.json")["config"]["arm"]["reward"] == "random":
-                placebos.add(name.split("/")[0])
-        measures = sorted({measure for _, measure in evidence.scores})
-        fresh = verdict.judge(evidence.scores, arms, placebos, measures, settings)
+        fresh = verdict.judge(evidence.scores, _placebos(study, evidence), settings)
         _same(findings, file, "", "", _plain(fresh), claims)
+        arms = by_arm(evidence.scores)
         for arm, names in arms.items():
-            for measure in measures:
+            for measure in fresh["arms"][arm]:
                 _check_arm(file, evidence, findings, names, measure, claims["arms"][arm][measure])
         for policy, found in claims["pass_hat_k"].items():
             for measure, chances in found.items():
@@ -102,9 +97,24 @@ def _check_arm(file: Path, evidence: Evidence, findings: Findings, names: list[s
     _same(findings, file, record, "two_way.seed_means", means, claims["two_way"]["seed_means"])
 
 
-def _arm_and_seed(name: str) -> tuple[str, int]:
-    arm, seed = name.split(verdict.SEED_MARK)
-    return arm, int(seed)
+def _placebos(study: Path, evidence: Evidence) -> set[str]:
+    """Arms with random reward, read from what their training ran with."""
+    arms = by_arm(evidence.scores)
+    trained = {arm: read_json(study / "arms" / names[0] / "train" / "manifest.json")["config"]["arm"] for arm, names in arms.items()}
+    return {arm for arm, section in trained.items() if section["reward"] == "random"}
+
+
+def check_selection(study: Path, evidence: Evidence, findings: Findings) -> None:
+    """The choice on dev, if the statistics rest on one: its numbers from recomputed scores, and test evaluated for the chosen arm only."""
+    file = study / "selection" / "selection.json"
+    if "selection" not in read_json(study / "statistics" / "manifest.json")["inputs"]:
+        return
+    with findings.reading(file):
+        claims = read_json(file)
+        fresh = selection.choose(evidence.scores, _placebos(study, evidence))
+        _same(findings, file, "", "", _plain(fresh), claims)
+        tested = {policy.split("/")[0] for policy, measure in evidence.scores if measure == selection.TEST}
+        findings.equal("selection", file, "", "policies evaluated on test", sorted({"baseline", fresh["chosen"]}), sorted(tested))
 
 
 def check_plan(study: Path, findings: Findings) -> None:
@@ -151,7 +161,7 @@ def check_summary(study: Path, evidence: Evidence, findings: Findings) -> None:
             for measure, counts in measures.items():
                 findings.equal("summary", file, f"{policy}, {measure}", "counts", evidence.counts[policy, measure], counts)
         settings = validate(read_json(study / "config" / "statistics.json"), Statistics)
-        fresh = report.summarize(study, list(summary["training"]), list(summary["policies"]["baseline"]), settings)
+        fresh = report.summarize(study, settings)
         # the folder may have been renamed; the ledger lies outside the study and may have grown since
         fresh |= {field: summary[field] for field in ("study", "looks")}
         for field in sorted({*fresh, *summary}):

@@ -1,0 +1,34 @@
+# Dev for choosing, test for judging. A checkpoint: which policies see test is known only when the choice is made.
+
+
+if STUDY.evaluation.select:
+
+    checkpoint select:
+        input:
+            evaluations=manifests(["baseline", *CANDIDATES], ["agent-dev"]),
+        output:
+            manifest=f"{R}/selection/manifest.json",
+            selection=f"{R}/selection/selection.json",
+        log:
+            f"{R}/selection/log.txt",
+        params:
+            placebos=STUDY.placebos,
+            out=subpath(output.manifest, parent=True),
+            code=code_digest("select_arm.py"),
+        localrule: True
+        shell:
+            "python scripts/select_arm.py --evaluations {input.evaluations} --placebos {params.placebos} --out {params.out} > {log} 2>&1"
+
+
+def selection(wildcards):
+    """Manifest of the choice, where there is one."""
+    return checkpoints.select.get().output.manifest if STUDY.evaluation.select else []
+
+
+def evaluations(wildcards):
+    """Everything the statistics rest on: test of every candidate, or of the chosen arm's only."""
+    found = manifests(["baseline", *CANDIDATES], BEFORE_CHOICE)
+    if STUDY.evaluation.select:
+        chosen = json.loads(Path(checkpoints.select.get().output.selection).read_text(encoding="utf-8"))["chosen"]
+        found += manifests(["baseline", *(name for name in CANDIDATES if name.startswith(f"{chosen}/"))], ["agent-test"])
+    return found

@@ -1,0 +1,111 @@
+"""Supervised training on token sequences with a mask: a plain `transformers.Trainer` run, for the demo's start policy and for warm-ups."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import (
+    DataCollatorForSeq2Seq,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+from agentrl.config import Lora
+from agentrl.trajectory import Trajectory
+
+_log = logging.getLogger(__name__)
+RISING = 0.08
+"""Share of the steps in which the learning rate rises."""
+WEIGHT_DECAY = 0.01
+LOGGED = 20
+
+
+class Schedule(Protocol):
+    """Length and size of a supervised run."""
+
+    steps: int
+    batch_size: int
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class Example:
+    """One supervised sequence."""
+
+    ids: list[int]
+    mask: list[int]
+    """1 where the policy is taught, 0 on external tokens; aligned with `ids`."""
+
+
+def example(trajectory: Trajectory) -> Example:
+    """A trajectory as a supervised sequence; the taught tokens are those a policy would have sampled."""
+    prompt = trajectory.prompt_ids
+    return Example(prompt + trajectory.completion_ids, [0] * len(prompt) + trajectory.loss_mask)
+
+
+def train(
+    model: torch.nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    found: Sequence[Example],
+    schedule: Schedule,
+    seed: int,
+    work: Path,
+    **arguments: Any,
+) -> list[dict[str, Any]]:
+    """Train on the taught tokens; returns the loss log, an entry every `LOGGED` steps.
+
+    Args:
+        model: trained in place.
+        tokenizer: pads.
+        found: rows; shuffled by `seed`, seen again where the steps need more.
+        schedule: cosine to zero after `RISING` of the steps.
+        seed: order of the rows.
+        work: folder for what `Trainer` wants to write.
+        arguments: further `TrainingArguments`: device, precision, gradient checkpointing.
+    """
+    rows = [{"input_ids": e.ids, "labels": [i if m else -100 for i, m in zip(e.ids, e.mask, strict=True)]} for e in found]
+    settings = TrainingArguments(
+        output_dir=str(work), max_steps=schedule.steps, per_device_train_batch_size=schedule.batch_size,
+        learning_rate=schedule.learning_rate, lr_scheduler_type="cosine", warmup_steps=max(1, round(RISING * schedule.steps)),
+        weight_decay=WEIGHT_DECAY, adam_beta2=0.98, max_grad_norm=1.0, seed=seed, data_seed=seed,
+        logging_steps=min(LOGGED, schedule.steps), save_strategy="no", report_to="none", disable_tqdm=True,
+        dataloader_pin_memory=False, **arguments,
+    )  # fmt: skip
+    collator = DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=-100)
+    trainer = Trainer(model=model, args=settings, train_dataset=rows, data_collator=collator)
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(LossLog())
+    trainer.train()
+    return [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+class LossLog(TrainerCallback):
+    """Shows progress as one line per logged step."""
+
+    def on_log(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, logs: dict[str, Any], **_: Any) -> None:
+        """Step and mean loss since the last line."""
+        if "loss" in logs:
+            _log.info("step %d of %d, loss %.3f", state.global_step, state.max_steps, float(logs["loss"]))
+
+
+def lora_config(lora: Lora) -> LoraConfig:
+    """PEFT's form of a configured LoRA, the same for warm-up and GRPO."""
+    return LoraConfig(
+        r=lora.r, lora_alpha=lora.alpha, target_modules=list(lora.targets), lora_dropout=0.0, bias="none", task_type="CAUSAL_LM"
+    )
+
+
+def with_lora(model: PreTrainedModel, lora: Lora, seed: int) -> PeftModel:
+    """Wrap for LoRA training, initialised from `seed`; merge with `merge_and_unload` afterwards."""
+    torch.manual_seed(seed)
+    return get_peft_model(model, lora_config(lora))
