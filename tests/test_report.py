@@ -246,7 +246,7 @@ def test_markdown_shows_the_findings_and_whole_tables(summary: dict[str, Any]) -
         assert {len(row) for row in table} == {len(table[0])}, heading
     verdict = cells(text, "## Verdict")
     assert verdict[2] == [
-        "pilot", "1", "+3.1", "[-3.2, +9.5] (descriptive)", "31.0", "0.325", "n/a", "n/a / 3.1", "[+0.0, +9.4]", "-9.4 / -5.0", "not shown",
+        "pilot", "1", "agent-test", "+3.1", "[-3.2, +9.5] (descriptive)", "31.0", "0.325", "n/a", "n/a / 3.1", "[+0.0, +9.4]", "-9.4 / -5.0", "not shown",
     ]  # fmt: skip
     assert verdict[3][-1] == "placebo"
     policies = cells(text, "## Policies")
