@@ -1,7 +1,7 @@
 # `make demo` and `make test` build .venv from pinned requirements first, and again only when these or Python change.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-triples test clean
+.PHONY: help demo demo-seeds demo-triples test clean
 
 PYTHON ?= python3
 REQUIREMENTS := envs/cpu.txt
@@ -19,6 +19,7 @@ LOCKED := $(if $(shell command -v flock),flock $(REQUIREMENTS))
 help:
 	@echo "make demo    the whole study, small, on this machine's CPU; ends with its summary"
 	@echo "make demo-triples   the demo on three fresh triples of seeds, and the README's table"
+	@echo "make demo-seeds     the demo with five training seeds and four trials of every item: what its verdict can say"
 	@echo "make test    lint and tests"
 	@echo "make clean   remove results/demo, nothing else"
 	@echo "PYTHON=...   interpreter to build $(VENV) with, 3.11 or newer (default: python3)"
@@ -34,6 +35,11 @@ demo-triples: $(STAMP)
 	  $(VENV)/bin/snakemake --profile profiles/demo --config study=demo-$$seed "tasks={seed: $$seed}" "training={seeds: [$$seed]}" \
 	    "demo_policy={sft: {seed: $$seed}}"; done; \
 	python scripts/tabulate_studies.py $(TRIPLES:%=results/demo-%) --out benchmarks/demo/triples
+
+# As many training seeds as a verdict asks for. Tasks, SFT and training have seeds that the search for the recipe never saw.
+demo-seeds: $(STAMP)
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/snakemake --profile profiles/demo --config study=demo-seeds "tasks={seed: 31}" \
+	  "training={seeds: [31, 32, 33, 34, 35]}" "evaluation={trials: 4}" "demo_policy={sft: {seed: 31}}"
 
 test: $(STAMP)
 	@$(VENV)/bin/ruff check .

@@ -38,24 +38,23 @@ def row(study: Path) -> dict[str, Any]:
 def table(rows: list[dict[str, Any]]) -> str:
     """Markdown: one line per study and policy."""
     lines = [
-        "| study (seeds) | policy | agent success, test | change, points | McNemar p | retention | zero-drop gate |",
+        "| study (seeds) | policy | agent success | change, points | p over items | retention | zero-drop gate |",
         "| --- " * 7 + "|",
     ]
     for found in rows:
         judged, seeds = found["judged_on"], ", ".join(f"{k} {v if isinstance(v, int) else '+'.join(v)}" for k, v in found["seeds"].items())
+        several = len(found["seeds"]["training"]) > 1
         for name, measures in found["policies"].items():
+            if judged not in measures:
+                continue  # passed over by the choice on dev
             agent, kept = measures[judged], measures["retention"]
             cells = [f"{agent['strict_success']}/{agent['episodes']}", "", "", f"{kept['correct']}/{kept['items']}", ""]
             if pair := found["comparisons"].get(name):
                 gate = "held" if pair["retention"]["zero_drop_gate"]["passed"] else "REGRESSED"
-                p = pair[judged]["mcnemar_p"]
-                cells[1], cells[2], cells[4] = (
-                    report.points(pair[judged]["difference"]),
-                    "n/a" if p is None else report.probability(p),
-                    gate,
-                )
+                p = pair[judged]["sign_flip"]["p"] if pair[judged]["mcnemar_p"] is None else pair[judged]["mcnemar_p"]
+                cells[1], cells[2], cells[4] = report.points(pair[judged]["difference"]), report.probability(p), gate
             label = f"{found['study']} ({seeds})" if name == report.BASELINE else ""
-            lines.append(f"| {label} | {'start' if name == report.BASELINE else name.split('/')[0]} | {' | '.join(cells)} |")
+            lines.append(f"| {label} | {'start' if name == report.BASELINE else name if several else name.split('/')[0]} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from agentrl.config import DemoBase, Study, sections, validate
+from agentrl.config import DemoBase, Study, validate
 from agentrl.demo.demonstrations import demonstrate
 from agentrl.demo.policy import examples
 from agentrl.manifest import write_json
 from agentrl.policy import check_policy
 from agentrl.protocol import ChatProtocol, load_tokenizer
+from agentrl.sections import sections
 from agentrl.tasks import base_tasks
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"

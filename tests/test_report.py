@@ -8,12 +8,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from raw_studies import PILOT_RAW
 
 from agentrl import statistics
 from agentrl.comparison import Evaluation, compare
-from agentrl.config import Statistics
+from agentrl.config import Statistics, validate
 from agentrl.manifest import write_json, write_text
 from agentrl.report import findings, points, probability, render, summarize
+from agentrl.sections import sections
 from agentrl.tasks import Task, write_tasks
 from agentrl.verdict import judge
 
@@ -179,6 +181,7 @@ def finished(tmp_path: Path, tasks: list[Task]) -> Path:
     write_json(study / "statistics" / "verdict.json", verdict)
     consumed = [f"{name}/{m}" for name in ("baseline", "pilot/seed-42", "placebo/seed-42") for m in MEASURES]
     write_json(study / "statistics" / "manifest.json", {"inputs": dict.fromkeys(["section", *consumed], "0" * 64)})
+    write_json(study / "config" / "plan.json", sections(validate(PILOT_RAW))["plan"])
     write_json(study / "plan" / "power.json", {"sentences": ["It sees little.", "It takes more.", "The gate errs."], "power": 0.1})
     write_tasks(study / "tasks/dev/tasks.jsonl", tasks)
     write_text(study / "retention/items.jsonl", json.dumps({"id": "mgsm-de-001", "question": QUESTION, "answer": 391}) + "\n")
@@ -211,6 +214,9 @@ def test_summary_collects_every_policy_and_measure(summary: dict[str, Any]) -> N
     assert {fact: summary["training"]["pilot/seed-42"][fact] for fact in TRAINED} == TRAINED
     assert summary["comparisons"]["pilot/seed-42"]["agent-test"]["wins"] == 1
     assert summary["findings"] == findings(summary["verdict"], summary["comparisons"], SETTINGS)
+    assert summary["next"] == [
+        "By the spread that pilot showed: to find 10.0 points with 80% power (this design: 9%) it takes 78 items.",
+    ]
     assert any("training seeds" in limit for limit in summary["limits"])
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
 
@@ -246,7 +252,8 @@ def test_markdown_shows_the_findings_and_whole_tables(summary: dict[str, Any]) -
         assert {len(row) for row in table} == {len(table[0])}, heading
     verdict = cells(text, "## Verdict")
     assert verdict[2] == [
-        "pilot", "1", "agent-test", "+3.1", "[-3.2, +9.5] (descriptive)", "31.0", "0.325", "n/a", "n/a / 3.1", "[+0.0, +9.4]", "-9.4 / -5.0", "not shown",
+        "pilot", "1", "agent-test", "+3.1", "[-3.2, +9.5] (descriptive)", "31.0", "0.325", "n/a", "n/a / 3.1", "[+0.0, +9.4]",
+        "-9.4 / -5.0", "not shown",
     ]  # fmt: skip
     assert verdict[3][-1] == "placebo"
     policies = cells(text, "## Policies")

@@ -239,7 +239,7 @@ def sentences(
     )
     return [
         _sees(design, discordance, spread),
-        _takes(design, wanted, discordance, spread),
+        takes(design, wanted, discordance, spread),
         f"The zero-drop gate on {_count(gate_items, 'item')} fails an equally accurate model {fails}.",
     ]
 
@@ -258,8 +258,15 @@ def _sees(design: Design, discordance: float, spread: Spread) -> str:
     return f"{size}: {_smallest_words(smallest_t_gain(design, spread), design.power)}{scope}{few}."
 
 
-def _takes(design: Design, wanted: float, discordance: float, spread: Spread) -> str:
-    """Return the sentence about what the wanted gain would take."""
+def takes(design: Design, wanted: float, discordance: float, spread: Spread) -> str:
+    """Return the sentence about what the wanted gain would take.
+
+    Args:
+        design: the study as it is.
+        wanted: gain to be found.
+        discordance: share of items that differ, for the exact test of one trial of one seed.
+        spread: variances, assumed or observed, for every other design.
+    """
     goal = f"To find {_points(wanted)} with {design.power:.0%} power"
     if design.seeds == 1 and design.trials == 1:
         chance = mcnemar_power(design.items, wanted, max(wanted, discordance), design.alpha)

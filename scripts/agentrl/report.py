@@ -6,9 +6,9 @@ from typing import Any
 
 import jinja2
 
-from agentrl import ledger
-from agentrl.comparison import BASELINE, RECORDED, RETENTION, by_arm, measures_of
-from agentrl.config import Statistics
+from agentrl import ledger, power
+from agentrl.comparison import BASELINE, RECORDED, RETENTION, arm_of, by_arm, measures_of
+from agentrl.config import Plan, Statistics, validate
 from agentrl.hashing import sha256
 from agentrl.manifest import read_json
 from agentrl.verdict import gained
@@ -61,6 +61,7 @@ def summarize(study: Path, settings: Statistics) -> dict[str, Any]:
         "judged_on": verdict["judged_on"],
         "plan": read_json(study / "plan" / "power.json")["sentences"],
         "selection": selection,
+        "next": next_design(validate(read_json(study / "config" / "plan.json"), Plan), verdict, pairs),
         "findings": [*chosen(selection), *findings(verdict, pairs, settings)],
         "verdict": verdict,
         "policies": policies,
@@ -69,6 +70,21 @@ def summarize(study: Path, settings: Statistics) -> dict[str, Any]:
         "looks": looks(study),
         "limits": [*LIMITS, *recorded_baseline(study)],
     }
+
+
+def next_design(plan: Plan, verdict: Mapping[str, Any], pairs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What the wanted gain would take by the spread that each judged arm really showed; the plan could only assume one."""
+    sentences = []
+    for arm in verdict["rule"]:
+        found = verdict["arms"][arm][verdict["judged_on"]]
+        if found["observed_spread"] is None:
+            continue
+        design = power.Design(found["items"], found["trials"], found["seeds"], plan.alpha / max(1, plan.arms), plan.power)
+        mine = [pair[verdict["judged_on"]] for name, pair in pairs.items() if arm_of(name) == arm]
+        discordance = sum((pair["wins"] + pair["losses"]) / pair["items"] for pair in mine) / len(mine)
+        words = power.takes(design, plan.wanted_difference, discordance, power.Spread(**found["observed_spread"]))
+        sentences.append(f"By the spread that {arm} showed: {words[0].lower()}{words[1:]}")
+    return sentences
 
 
 def chosen(selection: Mapping[str, Any] | None) -> list[str]:

@@ -16,6 +16,7 @@ from agentrl.config import Statistics
 from agentrl.inference import crossed_bootstrap, holm, two_way_mean
 from agentrl.mgsm import MGSM_CONTRADICTED
 from agentrl.noninferiority import non_inferiority
+from agentrl.power import observed_spread
 from agentrl.scores import pass_hat_k, seed_differences
 from agentrl.statistics import mcnemar_exact, paired, sign_flip, zero_drop_gate
 
@@ -108,6 +109,7 @@ def _arm(scores: Scores, names: Sequence[str], measure: str, settings: Statistic
         "crossed_bootstrap": asdict(crossed_bootstrap(differences, settings.confidence, seed=settings.seed)),
         "item_p": _item_p(baseline, next(iter(tables.values())), settings) if len(tables) == 1 else None,
         "holm_p": None,
+        "observed_spread": asdict(observed_spread(two_way, baseline)) if two_way.items > 1 else None,
     }
     if measure == RETENTION:
         result |= _retained(baseline, tables, settings)
