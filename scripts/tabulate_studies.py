@@ -54,7 +54,8 @@ def table(rows: list[dict[str, Any]]) -> str:
                 p = pair[judged]["sign_flip"]["p"] if pair[judged]["mcnemar_p"] is None else pair[judged]["mcnemar_p"]
                 cells[1], cells[2], cells[4] = report.points(pair[judged]["difference"]), report.probability(p), gate
             label = f"{found['study']} ({seeds})" if name == report.BASELINE else ""
-            lines.append(f"| {label} | {'start' if name == report.BASELINE else name if several else name.split('/')[0]} | {' | '.join(cells)} |")
+            policy = "start" if name == report.BASELINE else name if several else name.split("/")[0]
+            lines.append(f"| {label} | {policy} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
