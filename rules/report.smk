@@ -9,6 +9,7 @@ rule summary:
         training=expand(f"{R}/arms/{{policy}}/train/manifest.json", policy=CANDIDATES),
         merges=expand(f"{R}/arms/{{policy}}/merged/manifest.json", policy=CANDIDATES),
         plan=rules.plan.output.manifest,
+        preflight=rules.preflight.output.report,
         section=f"{R}/config/statistics.json",
     output:
         manifest=f"{R}/summary/manifest.json",

@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from agentrl import comparison, config, evaluation, freeze, manifest, retention, tasks, trajectory
+from agentrl import config, evaluation, freeze, manifest, retention, tasks, trajectory
 from agentrl.engine.base import Request
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.expert import calculator_call, encode_turn
@@ -214,13 +214,9 @@ class Synthetic:
         stage.manifest(inputs, ["answers.jsonl"], manifest.read_json(freeze_file)["config"], facts)
 
     def _statistics(self) -> None:
-        stage = self._stage("statistics", "compare.py")
-        measures = ["agent-test", "retention"]
-        compared = comparison.compare_study(self.study / "policies", {"pilot": [CANDIDATE]}, measures, self.settings.statistics)
-        manifest.write_json(stage.folder / "comparison.json", compared)
-        names = [f"{policy}/{measure}" for policy in ("baseline", CANDIDATE) for measure in measures]
-        inputs = {"section": self.study / "config/statistics.json"} | {n: self.study / "policies" / n / "manifest.json" for n in names}
-        stage.manifest(inputs, ["comparison.json"], self.sections["statistics"])
+        evaluated = [self.study / f"policies/{p}/{m}/manifest.json" for p in ("baseline", CANDIDATE) for m in ("agent-test", "retention")]
+        command = [sys.executable, str(Path(__file__).with_name("compare.py")), "--section", str(self.study / "config/statistics.json")]
+        subprocess.run([*command, "--out", str(self.study / "statistics"), "--evaluations", *map(str, evaluated)], check=True)
 
     def _turn(self, content: str) -> list[int]:
         return encode_turn(self.chat, f"<think>\n{SENTENCE * THOUGHT}\n</think>\n\n{content}")

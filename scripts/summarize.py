@@ -18,7 +18,7 @@ def main() -> None:
         summary = report.summarize(args.study, settings)
         manifest.write_json(args.out / "summary.json", summary)
         manifest.write_text(args.out / "summary.md", report.render(summary))
-        inputs = {role: args.study / role / "manifest.json" for role in ("plan", "statistics")}
+        inputs = {role: args.study / role / "manifest.json" for role in ("plan", "preflight", "statistics")}
         inputs["verified"] = args.study / "verify" / "verify.json"
         stage.manifest(inputs, ["summary.json", "summary.md"], settings.model_dump(mode="json"))
 

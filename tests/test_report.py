@@ -181,6 +181,9 @@ def finished(tmp_path: Path, tasks: list[Task]) -> Path:
     write_json(study / "statistics" / "verdict.json", verdict)
     consumed = [f"{name}/{m}" for name in ("baseline", "pilot/seed-42", "placebo/seed-42") for m in MEASURES]
     write_json(study / "statistics" / "manifest.json", {"inputs": dict.fromkeys(["section", *consumed], "0" * 64)})
+    counts = {"episodes": 16, "strict_success": 2}
+    groups = {"groups": 4, "group_size": 4, "counts": counts, "mixed_groups": {"shaped": 3, "random": 4, "binary": 1}}
+    write_json(study / "plan" / "preflight.json", groups)
     write_json(study / "config" / "plan.json", sections(validate(PILOT_RAW))["plan"])
     write_json(study / "plan" / "power.json", {"sentences": ["It sees little.", "It takes more.", "The gate errs."], "power": 0.1})
     write_tasks(study / "tasks/dev/tasks.jsonl", tasks)
@@ -214,6 +217,10 @@ def test_summary_collects_every_policy_and_measure(summary: dict[str, Any]) -> N
     assert {fact: summary["training"]["pilot/seed-42"][fact] for fact in TRAINED} == TRAINED
     assert summary["comparisons"]["pilot/seed-42"]["agent-test"]["wins"] == 1
     assert summary["findings"] == findings(summary["verdict"], summary["comparisons"], SETTINGS)
+    assert summary["plan"][-1] == (
+        "Before training, 4 groups of 4 on training tasks: 2 of 16 episodes succeeded strictly; "
+        "groups whose reward varied: binary 1, random 4, shaped 3."
+    )
     assert summary["next"] == [
         "By the spread that pilot showed: to find 10.0 points with 80% power (this design: 9%) it takes 78 items.",
     ]

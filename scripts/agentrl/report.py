@@ -59,7 +59,7 @@ def summarize(study: Path, settings: Statistics) -> dict[str, Any]:
     return {
         "study": study.name,
         "judged_on": verdict["judged_on"],
-        "plan": read_json(study / "plan" / "power.json")["sentences"],
+        "plan": [*read_json(study / "plan" / "power.json")["sentences"], preflight(read_json(study / "plan" / "preflight.json"))],
         "selection": selection,
         "next": next_design(validate(read_json(study / "config" / "plan.json"), Plan), verdict, pairs),
         "findings": [*chosen(selection), *findings(verdict, pairs, settings)],
@@ -100,6 +100,15 @@ def chosen(selection: Mapping[str, Any] | None) -> list[str]:
             f"(start {100 * selection['baseline']:.1f}{rest}); of the trained policies only its own saw test."
         )
     ]
+
+
+def preflight(found: Mapping[str, Any]) -> str:
+    """What the start policy did on training tasks before anything was trained."""
+    counts, mixed = found["counts"], ", ".join(f"{reward} {number}" for reward, number in sorted(found["mixed_groups"].items()))
+    return (
+        f"Before training, {found['groups']} groups of {found['group_size']} on training tasks: {counts['strict_success']} of "
+        f"{counts['episodes']} episodes succeeded strictly; groups whose reward varied: {mixed}."
+    )
 
 
 def looks(study: Path) -> list[str]:

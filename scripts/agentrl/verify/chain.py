@@ -88,7 +88,7 @@ def expected_inputs(study: Path, folder: Path) -> dict[str, Path]:  # noqa: C901
         case ("arms", _, _, "merged"):
             return {"start": start, "train": folder.parent / "train" / "manifest.json", "section": config / "model.json"}
         case ("summary",):
-            stages = {role: study / role / "manifest.json" for role in ("plan", "statistics")}
+            stages = {role: study / role / "manifest.json" for role in ("plan", "preflight", "statistics")}
             return {**stages, "verified": study / "verify" / "verify.json"}
         case ("plan",):
             return {"section": config / "plan.json"}
