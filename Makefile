@@ -5,13 +5,19 @@
 
 PYTHON ?= python3
 REQUIREMENTS := envs/cpu.txt
+CONTRACT := envs/contract.txt
 VENV := .venv
 
-# "HASH INTERPRETER", empty if PYTHON is missing or too old. The hash is of contents, so that neither `touch` nor a fresh clone
+# "HASH HASH HASH INTERPRETER", empty if PYTHON is missing or too old. Hashes are of contents, so that neither `touch` nor a fresh clone
 # matters; the interpreter is the one beneath an activated environment, because .venv is deleted before it is rebuilt.
-IDENTITY := $(shell $(PYTHON) -c 'import hashlib, sys; sys.version_info >= (3, 11) and print(hashlib.sha256( \
-  sys.version.encode() + open("$(REQUIREMENTS)", "rb").read()).hexdigest()[:16], sys._base_executable)' 2>/dev/null)
-STAMP := $(VENV)/.installed-$(or $(firstword $(IDENTITY)),never)
+IDENTITY := $(shell $(PYTHON) -c 'import hashlib, os, sys; read = lambda name: open(name, "rb").read(); \
+  sys.version_info >= (3, 11) and print(*(hashlib.sha256(sys.version.encode() + part).hexdigest()[:16] for part in ( \
+  read("$(REQUIREMENTS)"), read("pyproject.toml") + os.getcwd().encode(), read("$(CONTRACT)"))), sys._base_executable)' 2>/dev/null)
+STAMP := $(VENV)/.installed-$(or $(word 1,$(IDENTITY)),never)
+# The Snakemake plugin in plugins/, installed as the path of this folder: again if that moves, or if pyproject.toml changes.
+PLUGIN_STAMP := $(VENV)/.plugin-$(or $(word 2,$(IDENTITY)),never)
+# Only for tests, outside the environment's packages: nothing else may import it.
+CONTRACT_STAMP := $(VENV)/contract/.installed-$(or $(word 3,$(IDENTITY)),never)
 
 # Two makes at once: the second waits, then finds the stamp. Without flock (macOS) run one at a time.
 LOCKED := $(if $(shell command -v flock),flock $(REQUIREMENTS))
@@ -24,18 +30,18 @@ help:
 	@echo "PYTHON=...   interpreter to build $(VENV) with, 3.11 or newer (default: python3)"
 
 # Commands of rules find `python` on PATH, so .venv comes first there.
-demo: $(STAMP)
+demo: $(PLUGIN_STAMP)
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/snakemake --profile profiles/demo
 
 # Seeds of tasks, SFT and GRPO that the search for the recipe never saw; the base stays the same.
 TRIPLES := 21 22 23
-demo-triples: $(STAMP)
+demo-triples: $(PLUGIN_STAMP)
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; export PATH; set -e; for seed in $(TRIPLES); do \
 	  $(VENV)/bin/snakemake --profile profiles/demo --config study=demo-$$seed "tasks={seed: $$seed}" "training={seeds: [$$seed]}" \
 	    "demo_policy={sft: {seed: $$seed}}"; done; \
 	python scripts/tabulate_studies.py $(TRIPLES:%=results/demo-%) --out benchmarks/demo/triples
 
-test: $(STAMP)
+test: $(PLUGIN_STAMP) $(CONTRACT_STAMP)
 	@$(VENV)/bin/ruff check .
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/python -m pytest
 
@@ -54,3 +60,12 @@ else
 	  $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -r $(REQUIREMENTS); \
 	  touch $@'
 endif
+
+$(PLUGIN_STAMP): $(STAMP)
+	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(CONTRACT_STAMP): $(STAMP)
+	@rm -rf $(VENV)/contract
+	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --target $(VENV)/contract -r $(CONTRACT)
+	@touch $@
