@@ -48,7 +48,7 @@ class Project:
         text = SNAKEFILE.format(shell=shell.replace("{", "{{").replace("}", "}}"), gpu=gpu, word=word)
         (self.folder / "Snakefile").write_text(text, encoding="utf-8")
 
-    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
         options = {
             "master": self.double.address, "image": IMAGE, "bind-mounts": str(self.folder), "poll-seconds": "0.2", "grace-seconds": "1.5",
             "patience-seconds": "60",
@@ -58,14 +58,14 @@ class Project:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DET_")}
         return subprocess.Popen(
             [*base, *given, *arguments], cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env=environment | {"DET_USER_TOKEN": self.token, "PYTHONPATH": str(PLUGINS), "NO_PROXY": "127.0.0.1"} | variables,
+            env=environment | {"DET_USER_TOKEN": self.token, "PYTHONPATH": str(PLUGINS), "NO_PROXY": "127.0.0.1"},
         )  # fmt: skip
 
-    def run(self, *arguments: str, **variables: str) -> tuple[int, str]:
-        return self.end(self.start(*arguments, **variables))
+    def run(self, *arguments: str, seconds: float = 120) -> tuple[int, str]:
+        return self.end(self.start(*arguments), seconds)
 
-    def end(self, process: subprocess.Popen[str]) -> tuple[int, str]:
-        output, _ = process.communicate(timeout=120)
+    def end(self, process: subprocess.Popen[str], seconds: float = 120) -> tuple[int, str]:
+        output, _ = process.communicate(timeout=seconds)
         return process.returncode, output
 
     def resume(self) -> tuple[int, str]:

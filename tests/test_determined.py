@@ -4,20 +4,14 @@
 """
 
 import os
-import re
-import shutil
 import signal
-import subprocess
-import sys
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import micro_study
 import pytest
 from determined_master import IMAGE, TOKEN, Double
-from determined_project import PLUGINS, WAITING, Project, until
+from determined_project import WAITING, Project, until
 
 Tell = Callable[[str, str], None]
 
@@ -25,7 +19,7 @@ HEAD = """\
 # Faults and what the Determined executor made of them
 
 Written by `DETERMINED_FAULTS=benchmarks/determined/faults.md python -m pytest tests/test_determined.py`: one tiny workflow per row, through
-the double in `tests/determined_master.py`, polling every 0.2 s and giving a silent command up after 1.5 s (by default: Snakemake's 10 s, and
+the double in `tests/determined_master.py`, polling every 0.2 s and giving a silent command up after 1.5 s (by default: 10 s, and
 90 s). Tested against a double of the public contract, not against a live master; state strings come from the Go source. Seconds are of the
 whole row, two to five starts of Snakemake included, on a machine of {cores} cores under a load of {load:.0f}.
 
@@ -369,28 +363,3 @@ def test_a_token_refused_in_mid_run_is_one_error_and_the_command_is_taken_over_l
     assert code == 0, output
     assert project.runs() == ["one"]
     tell("token expires in mid-run", "run stops with one error, command keeps running; taken over with a fresh token")
-
-
-@pytest.mark.determined
-def test_a_whole_study_runs_as_commands_with_the_same_summary(micro: Path, tmp_path: Path, double: Double) -> None:
-    folder = micro_study.copy_project(tmp_path / "study")
-    project = Project(folder, double)
-    code, output = project.run("--configfile", "config.yaml", "tests/micro.yaml", "--show-failed-logs")
-    assert code == 0, output[-6000:]
-    rules = {re.fullmatch(r"snakemake (\w+) \w+", command.config["description"])[1] for command in double.started}
-    assert rules == {"preflight", "train", "merge", "evaluate_agent", "evaluate_retention"}
-    assert {command.slots for command in double.started} == {1}
-    assert not project.records()
-    for name in ("summary.json", "summary.md"):
-        assert (folder / "results/micro/summary" / name).read_bytes() == (micro / "results/micro/summary" / name).read_bytes()
-
-
-def test_an_editable_installation_is_a_path_that_snakemake_can_list(tmp_path: Path) -> None:
-    shutil.copytree(PLUGINS, tmp_path / "plugins", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
-    for name in ("pyproject.toml", "README.md"):
-        shutil.copy2(PLUGINS.parent / name, tmp_path / name)
-    build = "import setuptools.build_meta as build; print(build.build_editable('.'))"
-    subprocess.run([sys.executable, "-c", build], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
-        paths = {name: wheel.read(name).decode().strip() for name in wheel.namelist() if not name.count("/")}
-    assert list(paths.values()) == [str(tmp_path / "plugins")], paths

@@ -114,7 +114,7 @@ def test_what_the_executor_sends_and_asks_is_in_the_contract(
     command, _ = master.launch(config, 7)
     until(lambda: master.state(command).ended)
     assert master.log_tail(command, 5) == ["said"]
-    assert master.find("ticket") == [command]
+    assert master.find("ticket") == {"ticket": [command]}
     assert (master.workspace_id("study"), master.check_pool("gpus")) == (7, None)
     master.kill(command)
     master.check()

@@ -23,7 +23,8 @@ def end(master: Master, registry: Registry, entries: Sequence[Entry], grace: flo
     start, left, asked = time.monotonic(), list(entries), set[str]()
     while left and time.monotonic() - start < SECONDS:
         try:
-            left = [entry for entry in left if not has_ended(master, entry, asked, grace, time.monotonic() - start)]
+            listed, elapsed = master.find(*(entry.ticket for entry in left)), time.monotonic() - start
+            left = [entry for entry in left if not has_ended(master, entry, listed[entry.ticket], asked, grace, elapsed)]
         except UnreachableError:
             pass
         except TokenRefusedError:
@@ -33,9 +34,9 @@ def end(master: Master, registry: Registry, entries: Sequence[Entry], grace: flo
     return left
 
 
-def has_ended(master: Master, entry: Entry, asked: set[str], grace: float, elapsed: float) -> bool:
-    """Whether no command of the entry's ticket is left; asks for the kill of each one once."""
-    commands = set(master.find(entry.ticket)) | ({entry.command} if entry.command else set())
+def has_ended(master: Master, entry: Entry, listed: list[str], asked: set[str], grace: float, elapsed: float) -> bool:
+    """Whether no command of the entry is left, neither the known one nor one `listed` for its ticket; asks for each one's kill once."""
+    commands = {*listed, *([entry.command] if entry.command else [])}
     if not commands:
         return elapsed > UNFOUND_SECONDS
     for command in commands - asked:

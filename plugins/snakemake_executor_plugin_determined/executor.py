@@ -131,6 +131,8 @@ class Executor(RemoteExecutor):
         """End this run, once, with one error. Commands keep running and stay on record: the next run takes them over."""
         if not self.stopped:
             self.stopped = True
+            if self.watched:
+                self.logger.error(f"{len(self.watched)} Determined commands are left running; the next start takes them over.")
             self.workflow.scheduler.executor_error_callback(error)
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:  # noqa: ARG002 - `watched` also has what is just being submitted

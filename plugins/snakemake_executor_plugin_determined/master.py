@@ -1,14 +1,15 @@
 """The calls to the master that the executor needs, as typed answers. Paths and fields: proto/src/determined/api/v1 at 0.38.1."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_determined.client import Client, RejectedError
+from snakemake_executor_plugin_determined.client import Client, RejectedError, UnreachableError
 
 TERMINATED = "STATE_TERMINATED"
-NOT_FOUND = 404
+NOT_FOUND, SERVER_ERROR = 404, 500
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,10 @@ class Master:
         answer = self.client.ask("POST", "/commands", body=body)
         return str(answer["command"]["id"]), [str(warning) for warning in answer.get("warnings") or []]
 
-    def find(self, ticket: str) -> list[str]:
-        """Ids of the commands whose description ends with `ticket`: none, one, or two if a lost request was repeated."""
+    def find(self, *tickets: str) -> dict[str, list[str]]:
+        """Per ticket, ids of the commands whose description ends with it: none, one, or two if a lost request came true after all."""
         commands = self.client.ask("GET", "/commands")["commands"]
-        return [str(command["id"]) for command in commands if command["description"].endswith(ticket)]
+        return {ticket: [str(command["id"]) for command in commands if command["description"].endswith(ticket)] for ticket in tickets}
 
     def state(self, command: str) -> State | None:
         """State of a command; None if the master does not know it."""
@@ -75,17 +76,16 @@ class Master:
         except RejectedError as error:
             if error.status == NOT_FOUND:
                 return None
+            if error.status >= SERVER_ERROR:
+                raise UnreachableError(f"The Determined master cannot tell the state of command {command}: {error}.") from error
             raise
         last = (task.get("allocations") or [{}])[-1]  # none yet: still on its way into the queue
         return State(last.get("state") == TERMINATED, str(last.get("exitReason") or ""), last.get("statusCode"))
 
     def kill(self, command: str) -> None:
-        """Ask for the end of a command, which comes a little later; one that the master does not know counts as ended."""
-        try:
+        """Ask for the end of a command, which comes a little later, if at all: a refusal is no error here, `state` tells."""
+        with suppress(RejectedError):
             self.client.ask("POST", f"/commands/{command}/kill")
-        except RejectedError as error:
-            if error.status != NOT_FOUND:
-                raise
 
     def log_tail(self, command: str, lines: int) -> list[str]:
         """The last lines of a command's log."""

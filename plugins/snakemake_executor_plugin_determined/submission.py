@@ -73,7 +73,7 @@ def launch(target: Target, entry: Entry, config: dict[str, Any], logger: LoggerE
 
     def once() -> str:
         nonlocal sent
-        if sent and (found := target.master.find(entry.ticket)):
+        if sent and (found := target.master.find(entry.ticket)[entry.ticket]):
             return found[0]
         sent = True
         started, warnings = target.master.launch(config, target.workspace)

@@ -47,7 +47,7 @@ def runs(target: Target, entry: Entry, grace: float, logger: LoggerExecutorInter
         return False
 
     def find_and_ask() -> bool:
-        for command in [entry.command] if entry.command else target.master.find(entry.ticket):
+        for command in [entry.command] if entry.command else target.master.find(entry.ticket)[entry.ticket]:
             entry.command = command
             state = target.master.state(command)
             if state is not None and not state.ended:
