@@ -61,11 +61,9 @@ else
 	  touch $@'
 endif
 
+PIP_INSTALL := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps
 $(PLUGIN_STAMP): $(STAMP)
-	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
-	@touch $@
+	@$(LOCKED) sh -ec 'test ! -e $@ || exit 0; $(PIP_INSTALL) --no-build-isolation -e .; rm -f $(VENV)/.plugin-*; touch $@'
 
 $(CONTRACT_STAMP): $(STAMP)
-	@rm -rf $(VENV)/contract
-	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --target $(VENV)/contract -r $(CONTRACT)
-	@touch $@
+	@$(LOCKED) sh -ec 'test ! -e $@ || exit 0; rm -rf $(@D); $(PIP_INSTALL) --target $(@D) -r $(CONTRACT); touch $@'
