@@ -1,5 +1,6 @@
 """A tiny project and the Snakemake that runs it through the double of a Determined master."""
 
+import json
 import os
 import signal
 import subprocess
@@ -27,7 +28,7 @@ rule work:
 """
 
 
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -40,7 +41,7 @@ class Project:
 
     folder: Path
     double: Double
-    options: dict[str, str] = field(default_factory=dict)
+    options: dict[str, object] = field(default_factory=dict)
     token: str = TOKEN
 
     def write(self, shell: str = "true", *, gpu: int = 1, word: str = "one") -> None:
@@ -49,22 +50,26 @@ class Project:
         (self.folder / "Snakefile").write_text(text, encoding="utf-8")
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """With a profile, as users give the settings."""
         options = {
-            "master": self.double.address, "image": IMAGE, "bind-mounts": str(self.folder), "poll-seconds": "0.2", "grace-seconds": "1.5",
-            "patience-seconds": "60",
+            "master": self.double.address, "image": IMAGE, "bind-mounts": [str(self.folder)], "poll-seconds": 0.2, "grace-seconds": 1.5,
+            "patience-seconds": 60,
         } | self.options  # fmt: skip
-        given = [part for name, value in options.items() if value for part in (f"--determined-{name}", value)]
-        base = [sys.executable, "-m", "snakemake", "--executor", "determined", "--jobs", "2", "--latency-wait", "5"]
+        given = {f"determined-{name}": value for name, value in options.items() if value}
+        profile = {"executor": "determined", "jobs": 2, "latency-wait": 5} | given
+        (self.folder / "profile").mkdir(exist_ok=True)
+        (self.folder / "profile/config.yaml").write_text(json.dumps(profile), encoding="utf-8")
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DET_")}
         return subprocess.Popen(
-            [*base, *given, *arguments], cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            [sys.executable, "-m", "snakemake", "--profile", "profile", *arguments], cwd=self.folder, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             env=environment | {"DET_USER_TOKEN": self.token, "PYTHONPATH": str(PLUGINS), "NO_PROXY": "127.0.0.1"},
         )  # fmt: skip
 
-    def run(self, *arguments: str, seconds: float = 120) -> tuple[int, str]:
+    def run(self, *arguments: str, seconds: float = 240) -> tuple[int, str]:
         return self.end(self.start(*arguments), seconds)
 
-    def end(self, process: subprocess.Popen[str], seconds: float = 120) -> tuple[int, str]:
+    def end(self, process: subprocess.Popen[str], seconds: float = 240) -> tuple[int, str]:
         output, _ = process.communicate(timeout=seconds)
         return process.returncode, output
 
@@ -82,6 +87,11 @@ class Project:
         """Wait until the job's shell command has begun in the so-manieth command."""
         until(lambda: len(self.runs()) >= commands)
         return self.double.started[-1]
+
+    def until_watched(self, command: Command) -> None:
+        """Wait until a Snakemake that was just started asks for this command."""
+        asked = len(self.double.requests)
+        until(lambda: any(path == f"/tasks/{command.id}" for _, path, _ in self.double.requests[asked:]))
 
     def go(self) -> None:
         """Let WAITING end."""

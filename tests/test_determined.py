@@ -59,18 +59,20 @@ def project(tmp_path: Path, double: Double) -> Project:
 
 
 def test_a_job_becomes_a_command_with_slots_workspace_pool_and_environment(project: Project, double: Double) -> None:
-    project.options |= {"workspace": "study", "pool": "gpus", "environment-variables": "COLOUR=blue"}
-    project.write("echo $COLOUR > colour.txt", gpu=2)
+    project.options |= {"workspace": "study", "pool": "gpus", "environment-variables": ["COLOUR=blue", "SHAPE=a b"]}
+    project.options["bind-mounts"] = [str(project.folder), f"{project.folder}:/in:ro"]
+    project.write("echo $COLOUR $SHAPE > colour.txt", gpu=2)
     code, output = project.run()
     assert code == 0, output
     method, path, body = next(request for request in double.requests if request[0] == "POST")
     config = body["config"]
     assert (method, path, body["workspaceId"]) == ("POST", "/commands", 7)
     assert config["resources"] == {"slots": 2, "resource_pool": "gpus"}
-    assert config["environment"] == {"image": IMAGE, "environment_variables": ["COLOUR=blue"]}
-    assert config["bind_mounts"] == [{"host_path": str(project.folder), "container_path": str(project.folder), "read_only": False}]
+    assert config["environment"] == {"image": IMAGE, "environment_variables": ["COLOUR=blue", "SHAPE=a b"]}
+    same = {"host_path": str(project.folder), "container_path": str(project.folder), "read_only": False}
+    assert config["bind_mounts"] == [same, same | {"container_path": "/in", "read_only": True}]
     assert config["work_dir"] == str(project.folder)
-    assert (project.folder / "colour.txt").read_text(encoding="utf-8") == "blue\n"
+    assert (project.folder / "colour.txt").read_text(encoding="utf-8") == "blue a b\n"
     assert TOKEN not in output
     assert TOKEN not in str(body)
     assert not [path for path in project.folder.rglob("*") if path.is_file() and TOKEN in path.read_text(encoding="utf-8", errors="ignore")]
@@ -182,7 +184,7 @@ def test_an_unknown_pool_stops_before_submission(project: Project, double: Doubl
 
 
 def test_an_unreachable_master_is_one_error(project: Project, double: Double, tell: Tell) -> None:
-    project.options["patience-seconds"] = "1"
+    project.options["patience-seconds"] = 1
     project.write()
     double.down()
     code, output = project.run()
@@ -203,7 +205,7 @@ def test_an_image_that_cannot_be_pulled_is_named(project: Project, tell: Tell) -
 
 
 def test_a_node_that_lacks_the_folder_is_named_with_the_setting(project: Project, tell: Tell) -> None:
-    project.options["bind-mounts"] = ""
+    project.options["bind-mounts"] = []
     project.write()
     code, output = project.run()
     assert code == 1
@@ -253,7 +255,7 @@ def test_a_master_away_in_mid_run_costs_no_job(project: Project, double: Double,
 
 
 def test_a_master_that_stays_away_does_not_hang_a_run_whose_command_is_silent(project: Project, double: Double, tell: Tell) -> None:
-    project.options["patience-seconds"] = "2"
+    project.options["patience-seconds"] = 2
     project.write(WAITING)
     process = project.start()
     command = project.until_it_works()
@@ -279,7 +281,7 @@ def test_a_running_command_survives_kill_9_and_is_taken_over(project: Project, d
     unlocked, output = project.run("--unlock")
     assert unlocked == 0, output
     process = project.start("--rerun-incomplete")
-    time.sleep(3)
+    project.until_watched(command)
     project.go()
     code, output = project.end(process)
     assert code == 0, output
@@ -351,15 +353,17 @@ def test_a_forgotten_command_that_died_fails_its_job(project: Project, double: D
 def test_a_token_refused_in_mid_run_is_one_error_and_the_command_is_taken_over_later(project: Project, double: Double, tell: Tell) -> None:
     project.write(WAITING)
     process = project.start()
-    project.until_it_works()
+    command = project.until_it_works()
     double.token = "renewed"
     code, output = project.end(process)
     assert code == 1
     assert output.count("refuses the token") == 1
-    assert len(double.running()) == 1
+    assert double.running() == [command]
     project.token = "renewed"
+    process = project.start("--rerun-incomplete")
+    project.until_watched(command)
     project.go()
-    code, output = project.run("--rerun-incomplete")
+    code, output = project.end(process)
     assert code == 0, output
     assert project.runs() == ["one"]
     tell("token expires in mid-run", "run stops with one error, command keeps running; taken over with a fresh token")

@@ -29,7 +29,7 @@ from snakemake_executor_plugin_determined.liveness import Outage, Pulse
 from snakemake_executor_plugin_determined.master import Master, State
 from snakemake_executor_plugin_determined.registry import Registry
 from snakemake_executor_plugin_determined.settings import ExecutorSettings, bind_mounts, environment_variables
-from snakemake_executor_plugin_determined.submission import slots_of
+from snakemake_executor_plugin_determined.submission import slots_of, submit
 from snakemake_executor_plugin_determined.takeover import take_over
 from snakemake_executor_plugin_determined.target import connect
 
@@ -286,7 +286,7 @@ def test_an_outage_is_told_once_and_asked_less_and_less_often() -> None:
 class Job(SimpleNamespace):
     """As much of a Snakemake job as identity and takeover look at."""
 
-    jobid = 1
+    jobid, name = 1, "work"
 
     def is_group(self) -> bool:
         return False
@@ -296,7 +296,9 @@ def job(tmp_path: Path, word: str = "one") -> Job:
     parameters = type("Parameters", (list,), {"keys": lambda self: ["word"]})([word])
     given = tmp_path / "in.txt"
     given.touch()
-    return Job(output=["out.txt"], input=[str(given)], params=parameters, shellcmd=f"echo {word}", rule=SimpleNamespace(name="work"))
+    return Job(
+        output=["out.txt"], input=[str(given)], params=parameters, shellcmd=f"echo {word}", rule=SimpleNamespace(name="work"), resources={}
+    )
 
 
 def test_a_fingerprint_follows_parameters_and_inputs_and_the_key_only_outputs(tmp_path: Path) -> None:
@@ -306,6 +308,18 @@ def test_a_fingerprint_follows_parameters_and_inputs_and_the_key_only_outputs(tm
     assert identity.key(job(tmp_path, "two")) == identity.key(first)
     os.utime(tmp_path / "in.txt", ns=(1, 1))
     assert identity.fingerprint(first) != before
+
+
+def test_a_submission_is_on_record_before_the_master_answers(double: Double, tmp_path: Path) -> None:
+    double.faults["unanswered"] = 100
+    target, asked, registry = connect(settings(double), 0.1, lambda _: None), job(tmp_path), Registry(tmp_path / "records")
+    entry = registry.new(identity.key(asked), identity.fingerprint(asked))
+    with pytest.raises(UnreachableError, match="--determined-patience-seconds"):
+        submit(target, registry, entry, asked, line="true", variables={}, grace=1.0, logger=LOGGER)
+    entry.lock.close()
+    left = registry.earlier(entry.key)
+    assert (left.ticket, left.command) == (entry.ticket, None)
+    assert left.script.exists()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
