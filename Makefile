@@ -5,13 +5,19 @@
 
 PYTHON ?= python3
 REQUIREMENTS := envs/cpu.txt
+CONTRACT := envs/contract.txt
 VENV := .venv
 
-# "HASH INTERPRETER", empty if PYTHON is missing or too old. The hash is of contents, so that neither `touch` nor a fresh clone
+# "HASH HASH HASH INTERPRETER", empty if PYTHON is missing or too old. Hashes are of contents, so that neither `touch` nor a fresh clone
 # matters; the interpreter is the one beneath an activated environment, because .venv is deleted before it is rebuilt.
-IDENTITY := $(shell $(PYTHON) -c 'import hashlib, sys; sys.version_info >= (3, 11) and print(hashlib.sha256( \
-  sys.version.encode() + open("$(REQUIREMENTS)", "rb").read()).hexdigest()[:16], sys._base_executable)' 2>/dev/null)
-STAMP := $(VENV)/.installed-$(or $(firstword $(IDENTITY)),never)
+IDENTITY := $(shell $(PYTHON) -c 'import hashlib, os, sys; read = lambda name: open(name, "rb").read(); \
+  sys.version_info >= (3, 11) and print(*(hashlib.sha256(sys.version.encode() + part).hexdigest()[:16] for part in ( \
+  read("$(REQUIREMENTS)"), read("pyproject.toml") + os.getcwd().encode(), read("$(CONTRACT)"))), sys._base_executable)' 2>/dev/null)
+STAMP := $(VENV)/.installed-$(or $(word 1,$(IDENTITY)),never)
+# The Snakemake plugin in plugins/, installed as the path of this folder: again if that moves, or if pyproject.toml changes.
+PLUGIN_STAMP := $(VENV)/.plugin-$(or $(word 2,$(IDENTITY)),never)
+# Only for tests, outside the environment's packages: nothing else may import it.
+CONTRACT_STAMP := $(VENV)/contract/.installed-$(or $(word 3,$(IDENTITY)),never)
 
 # Two makes at once: the second waits, then finds the stamp. Without flock (macOS) run one at a time.
 LOCKED := $(if $(shell command -v flock),flock $(REQUIREMENTS))
@@ -25,23 +31,23 @@ help:
 	@echo "PYTHON=...   interpreter to build $(VENV) with, 3.11 or newer (default: python3)"
 
 # Commands of rules find `python` on PATH, so .venv comes first there.
-demo: $(STAMP)
+demo: $(PLUGIN_STAMP)
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/snakemake --profile profiles/demo
 
 # Seeds of tasks, SFT and GRPO that the search for the recipe never saw; the base stays the same.
 TRIPLES := 21 22 23
-demo-triples: $(STAMP)
+demo-triples: $(PLUGIN_STAMP)
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; export PATH; set -e; for seed in $(TRIPLES); do \
 	  $(VENV)/bin/snakemake --profile profiles/demo --config study=demo-$$seed "tasks={seed: $$seed}" "training={seeds: [$$seed]}" \
 	    "demo_policy={sft: {seed: $$seed}}"; done; \
 	python scripts/tabulate_studies.py $(TRIPLES:%=results/demo-%) --out benchmarks/demo/triples
 
 # As many training seeds as a verdict asks for. Tasks, SFT and training have seeds that the search for the recipe never saw.
-demo-seeds: $(STAMP)
+demo-seeds: $(PLUGIN_STAMP)
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/snakemake --profile profiles/demo --config study=demo-seeds "tasks={seed: 31}" \
 	  "training={seeds: [31, 32, 33, 34, 35]}" "evaluation={trials: 4}" "demo_policy={sft: {seed: 31}}"
 
-test: $(STAMP)
+test: $(PLUGIN_STAMP) $(CONTRACT_STAMP)
 	@$(VENV)/bin/ruff check .
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/python -m pytest
 
@@ -60,3 +66,10 @@ else
 	  $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -r $(REQUIREMENTS); \
 	  touch $@'
 endif
+
+PIP_INSTALL := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps
+$(PLUGIN_STAMP): $(STAMP)
+	@$(LOCKED) sh -ec 'test ! -e $@ || exit 0; $(PIP_INSTALL) --no-build-isolation -e .; rm -f $(VENV)/.plugin-*; touch $@'
+
+$(CONTRACT_STAMP): $(STAMP)
+	@$(LOCKED) sh -ec 'test ! -e $@ || exit 0; rm -rf $(@D); $(PIP_INSTALL) --target $(@D) -r $(CONTRACT); touch $@'
