@@ -4,6 +4,7 @@
 rule plan:
     input:
         section=f"{R}/config/plan.json",
+        code=code("plan.py"),
     output:
         manifest=f"{R}/plan/manifest.json",
         power=f"{R}/plan/power.json",
@@ -15,7 +16,6 @@ rule plan:
         candidates=CANDIDATES,
         measures=MEASURES,
         out=subpath(output.manifest, parent=True),
-        code=code_digest("plan.py"),
     localrule: True
     shell:
         "python scripts/plan.py --study {params.study} --candidates {params.candidates} --measures {params.measures}"

@@ -4,7 +4,9 @@
 rule statistics:
     input:
         section=f"{R}/config/statistics.json",
+        design=f"{R}/config/design.json",  # what params say below, as a file: see code.smk
         evaluations=expand(f"{R}/policies/{{policy}}/{{measure}}/manifest.json", policy=["baseline", *CANDIDATES], measure=MEASURES),
+        code=code("compare.py"),
     output:
         manifest=f"{R}/statistics/manifest.json",
         comparison=f"{R}/statistics/comparison.json",
@@ -14,10 +16,9 @@ rule statistics:
     params:
         policies=f"{R}/policies",
         candidates=CANDIDATES,
-        placebos=STUDY.placebos,
+        placebos=PLACEBOS,
         measures=MEASURES,
         out=subpath(output.manifest, parent=True),
-        code=code_digest("compare.py"),
     localrule: True
     shell:
         "python scripts/compare.py --policies {params.policies} --candidates {params.candidates} --measures {params.measures}"

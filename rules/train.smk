@@ -9,6 +9,7 @@ rule train:
         arm=f"{R}/config/arm-{{arm}}.json",
         admitted=ancient(f"{R}/preflight/admitted/{{arm}}.json"),  # a gate, not an ingredient: another preflight retrains nothing
         plan=ancient(rules.plan.output.power),  # must exist; a plan for one seed more retrains nothing
+        code=code("train.py"),
     output:
         manifest=f"{R}/arms/{{arm}}/seed-{{seed}}/train/manifest.json",
         episodes=f"{R}/arms/{{arm}}/seed-{{seed}}/train/episodes.jsonl",
@@ -19,7 +20,6 @@ rule train:
     params:
         out=subpath(output.manifest, parent=True),
         work=f"{R}/arms/{{arm}}/seed-{{seed}}/work",
-        code=code_digest("train.py"),
     resources:
         gpu=1,
     shell:
