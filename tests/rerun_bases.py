@@ -2,9 +2,12 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 
 import yaml
 from rerun_changes import Change
@@ -16,32 +19,45 @@ DEMO_CONFIGS = ("config.yaml", "profiles/demo/study.yaml")
 
 
 class Bases:
-    """Plans changes to finished studies, which stay as they are."""
+    """Plans changes to finished studies, which stay as they are; two at a time."""
 
-    def __init__(self, micro: Path, scratch: Path, planner: Planner) -> None:
-        self.scratch, self.planner = scratch, planner
+    def __init__(self, micro: Path, scratch: Path, planners: Sequence[Planner]) -> None:
+        self.scratch = scratch
+        self.free: SimpleQueue[Planner] = SimpleQueue()
+        for planner in planners:
+            self.free.put(planner)
+        self.workers = len(planners)
         self.folders = {"micro": micro, "demo": demo(scratch / "demo")}
         self.configs = {"micro": CONFIGS, "demo": DEMO_CONFIGS}
 
+    def plans(self, changes: Iterable[Change]) -> Iterator[tuple[Change, Plan]]:
+        """Each change with its plan, in order."""
+        listed = list(changes)
+        with ThreadPoolExecutor(self.workers) as pool:
+            yield from zip(listed, pool.map(self.plan, listed), strict=True)
+
     def plan(self, change: Change) -> Plan:
         """Make one change, plan, and throw it away."""
-        with self._changed(change) as (folder, configs):
-            return self.planner.plan(folder, configs=configs)
+        planner = self.free.get()
+        try:
+            with self._changed(change) as (folder, configs):
+                return planner.plan(folder, configs=configs)
+        finally:
+            self.free.put(planner)
 
     @contextmanager
     def _changed(self, change: Change) -> Iterator[tuple[Path, tuple[str, ...]]]:
-        own = self.scratch / "own"
+        own = Path(tempfile.mkdtemp(prefix="own", dir=self.scratch))
         folder, configs = self.folders[change.base], self.configs[change.base]
         if change.edit is not None:
             folder = link_tree(folder, own / "project")
             other = change.edit(folder)
             folder = other if isinstance(other, Path) and other.is_dir() else folder
         if change.config is not None:
-            own.mkdir(exist_ok=True)
             (own / "change.yaml").write_text(yaml.safe_dump(dict(change.config), allow_unicode=True), encoding="utf-8")
             configs = (*configs, str(own / "change.yaml"))
         yield folder, configs
-        shutil.rmtree(own, ignore_errors=True)
+        shutil.rmtree(own)
 
 
 def link_tree(source: Path, target: Path) -> Path:

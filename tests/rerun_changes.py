@@ -205,7 +205,8 @@ def rules() -> Iterator[Change]:
             text = path.read_text(encoding="utf-8")
             if f"rule {rule}:" in text:
                 design, base = (DEMO, "demo") if rule.startswith("demo_") else (MICRO, "micro")
-                expected = wave([code(command), *(job for job in reads(design) if job.split()[0] == rule)], design)
+                texts = [] if design.demo else [code(command)]  # a faked rule calls no command
+                expected = wave([*texts, *(job for job in reads(design) if job.split()[0] == rule)], design)
                 yield Change(f"rule {rule}: shell", expected, edit=lambda f, n=name, r=rule: reshelled(f / n, r), base=base)
     yield Change("rule train: log, threads, resources", set(), edit=unimportant)
 
@@ -242,7 +243,12 @@ def files() -> Iterator[Change]:
     for name, job in DELETED.items():
         yield Change(f"{name} deleted", wave({job}, MICRO), edit=lambda f, n=name: (f / STUDY / n).unlink())
     yield Change("weights deleted to save space", set(), edit=without_weights)
-    for name in ("summary/provenance.json", "arms/pilot/seed-3/train/log.txt", "policies/baseline/agent-test/status.json"):
+    for name in (
+        "code/train.txt",
+        "summary/provenance.json",
+        "arms/pilot/seed-3/train/log.txt",
+        "policies/baseline/agent-test/status.json",
+    ):
         yield Change(f"{name} deleted", set(), edit=lambda f, n=name: (f / STUDY / n).unlink())
     yield Change("evidence altered below a manifest", wave({"statistics"}, MICRO), edit=altered)
 
@@ -254,7 +260,6 @@ DELETED = {
     "start/manifest.json": "start",
     "arms/pilot/seed-3/train/manifest.json": "train pilot 3",
     "arms/pilot/seed-3/train/steps.jsonl": "train pilot 3",
-    "code/train.txt": "code_train",
     "arms/placebo/seed-3/merged/merge.json": "merge placebo 3",
     "policies/baseline/agent-test/episodes.jsonl": "evaluate_agent baseline test",
     "policies/pilot/seed-3/retention/manifest.json": "evaluate_retention pilot/seed-3",

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -78,10 +78,10 @@ class Planner:
 
 
 @contextmanager
-def planner() -> Iterator[Planner]:
-    """A planner for as long as the context lasts."""
-    with Planner() as running:
-        yield running
+def planners(number: int = 2) -> Iterator[list[Planner]]:
+    """Planners for as long as the context lasts."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(Planner()) for _ in range(number)]
 
 
 def _serve() -> None:

@@ -16,7 +16,7 @@ sys.path[:0] = [str(ROOT / "scripts"), str(Path(__file__).parent)]
 from micro_study import copy_project, snakemake  # noqa: E402 - the path comes first
 from rerun_bases import DEMO_CONFIGS, Bases  # noqa: E402
 from rerun_changes import all_changes, imports  # noqa: E402
-from rerun_plans import planner  # noqa: E402
+from rerun_plans import planners  # noqa: E402
 
 from agentrl.config import read_yaml  # noqa: E402
 
@@ -27,10 +27,10 @@ def main(project: Path | None) -> None:
     """One row per change; exits with an error if any plan differs."""
     changes = all_changes(imports(), read_yaml(*(ROOT / name for name in DEMO_CONFIGS)))
     rows, differing = [], 0
-    with tempfile.TemporaryDirectory() as scratch, planner() as plans:
-        bases = Bases(project or finished(Path(scratch, "micro")), Path(scratch), plans)
-        for change in changes:
-            got = bases.plan(change).jobs.keys()
+    with tempfile.TemporaryDirectory() as scratch, planners() as running:
+        bases = Bases(project or finished(Path(scratch, "micro")), Path(scratch), running)
+        for change, plan in bases.plans(changes):
+            got = plan.jobs.keys()
             differing += got != change.expected
             found = "the same" if got == change.expected else f"**{counted(got)}**"
             rows.append(f"| {change.name.replace('|', chr(92) + '|')} | {counted(change.expected)} | {found} |")

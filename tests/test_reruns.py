@@ -19,7 +19,7 @@ from rerun_bases import DEMO_CONFIGS, Bases
 from rerun_changes import DEMO, MICRO, MICRO_RAW, Change
 from rerun_edits import STUDY, append, write
 from rerun_expected import COMMANDS, LATE, first_jobs, reads, wave
-from rerun_plans import CONFIGS, Plan, Planner, planner
+from rerun_plans import CONFIGS, Plan, Planner, planners
 
 from agentrl.config import read_yaml
 from agentrl.hashing import sha256
@@ -30,13 +30,14 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="module")
 def plans() -> Iterator[Planner]:
-    with planner() as running:
+    with planners(1) as (running,):
         yield running
 
 
 @pytest.fixture(scope="module")
-def bases(micro: Path, plans: Planner, tmp_path_factory: pytest.TempPathFactory) -> Bases:
-    return Bases(micro, tmp_path_factory.mktemp("reruns"), plans)
+def bases(micro: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bases]:
+    with planners() as running:
+        yield Bases(micro, tmp_path_factory.mktemp("reruns"), running)
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +54,8 @@ def own(micro: Path, tmp_path: Path) -> Path:
 def wrong(bases: Bases, changes: Iterable[Change]) -> dict[str, dict[str, list[str]]]:
     """Change -> jobs that were not planned although they must be, and jobs planned for nothing."""
     found = {}
-    for change in changes:
-        planned = bases.plan(change).jobs.keys()
+    for change, plan in bases.plans(changes):
+        planned = plan.jobs.keys()
         if planned != change.expected:
             found[change.name] = {"missing": sorted(change.expected - planned), "for nothing": sorted(planned - change.expected)}
     return found

@@ -57,7 +57,7 @@ def _dependencies(name: str) -> tuple[str, ...]:
 
 
 def _imports(path: Path) -> Iterator[Path]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _statements(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield from _files(alias.name)
@@ -65,6 +65,15 @@ def _imports(path: Path) -> Iterator[Path]:
             yield from _files(node.module)
             for alias in node.names:
                 yield from _files(f"{node.module}.{alias.name}")
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Every statement below a node. Not `ast.walk`: it visits expressions too, which took half of a plan's time."""
+    for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+        inner = getattr(node, block, ())
+        for statement in inner if isinstance(inner, list) else ():  # a lambda's body is an expression
+            yield statement
+            yield from _statements(statement)
 
 
 def _files(module: str) -> Iterator[Path]:
