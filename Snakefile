@@ -1,5 +1,6 @@
 # German agentic RL after SFT: tasks -> freeze -> baseline, plan, preflight -> train -> merge -> candidate -> statistics -> summary.
 include: "rules/common.smk"
+include: "rules/code.smk"
 include: "rules/tasks.smk"
 include: "rules/demo.smk" if STUDY.demo_policy else "rules/start.smk"
 include: "rules/freeze.smk"
@@ -19,7 +20,9 @@ include: "rules/report.smk"
 rule all:
     default_target: True
     input:
-        rules.summary.output,
+        EVIDENCE,
+        evaluated_records,
+        selection,
 
 
 onsuccess:

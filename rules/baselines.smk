@@ -11,6 +11,7 @@ if "agent" in EARLIER:
             policy=f"{R}/start/manifest.json",
             tasks=f"{R}/tasks/{{split}}/tasks.jsonl",
             freeze=f"{R}/freeze/agent-{{split}}.json",
+            code=code("adopt_baseline.py"),
         output:
             manifest=f"{R}/policies/baseline/agent-{{split}}/manifest.json",
             episodes=f"{R}/policies/baseline/agent-{{split}}/episodes.jsonl",
@@ -19,7 +20,6 @@ if "agent" in EARLIER:
         params:
             earlier=EARLIER["agent"],
             out=subpath(output.manifest, parent=True),
-            code=code_digest("adopt_baseline.py"),
         localrule: True
         shell:
             "python scripts/adopt_baseline.py --earlier {params.earlier:q} --policy {input.policy} --tasks {input.tasks}"
@@ -35,6 +35,7 @@ if "retention" in EARLIER:
             policy=f"{R}/start/manifest.json",
             frozen=rules.retention_items.output.frozen,
             freeze=f"{R}/freeze/retention.json",
+            code=code("adopt_baseline.py"),
         output:
             manifest=f"{R}/policies/baseline/retention/manifest.json",
             answers=f"{R}/policies/baseline/retention/answers.jsonl",
@@ -43,7 +44,6 @@ if "retention" in EARLIER:
         params:
             earlier=EARLIER["retention"],
             out=subpath(output.manifest, parent=True),
-            code=code_digest("adopt_baseline.py"),
         localrule: True
         shell:
             "python scripts/adopt_baseline.py --earlier {params.earlier:q} --policy {input.policy} --items {input.frozen}"
@@ -58,6 +58,7 @@ if STUDY.baselines.recorded_file:
             policy=f"{R}/start/manifest.json",
             frozen=rules.retention_items.output.frozen,
             freeze=f"{R}/freeze/retention.json",
+            code=code("import_retention.py"),
         output:
             manifest=f"{R}/policies/baseline/retention/manifest.json",
             answers=f"{R}/policies/baseline/retention/answers.jsonl",
@@ -65,7 +66,6 @@ if STUDY.baselines.recorded_file:
             f"{R}/policies/baseline/retention/log.txt",
         params:
             out=subpath(output.manifest, parent=True),
-            code=code_digest("import_retention.py"),
         localrule: True
         shell:
             "python scripts/import_retention.py --recorded {input.recorded:q} --policy {input.policy} --items {input.frozen}"

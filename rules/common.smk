@@ -7,7 +7,7 @@ from snakemake.exceptions import WorkflowError
 
 sys.path.insert(0, str(Path(workflow.basedir) / "scripts"))
 from agentrl import config as study_config, sections as study_sections, strictyaml
-from agentrl.sources import code_digest
+from agentrl.sources import code_params
 
 
 # Rules say `python`: the interpreter Snakemake itself runs under. As a prefix it is no part of a rule, so moving .venv reruns nothing.
@@ -29,12 +29,15 @@ def validated():
 STUDY = validated()
 SECTIONS = study_sections.sections(STUDY)
 R = f"results/{STUDY.study}"
-CANDIDATES = [f"{arm}/seed-{seed}" for arm in STUDY.arms for seed in STUDY.training.seeds]
-MEASURES = [*(f"agent-{split}" for split in STUDY.evaluation.splits), "retention"]
+# Sorted: which arms, seeds and splits there are is a set, and the order in which somebody wrote them down reruns nothing.
+CANDIDATES = [f"{arm}/seed-{seed}" for arm in sorted(STUDY.arms) for seed in sorted(STUDY.training.seeds)]
+MEASURES = [*(f"agent-{split}" for split in sorted(STUDY.evaluation.splits)), "retention"]
+PLACEBOS = sorted(STUDY.placebos)
+WARMED = sorted(arm for arm, section in STUDY.arms.items() if section.warmup)
 BEFORE_CHOICE = [m for m in MEASURES if m != "agent-test"] if STUDY.evaluation.select else MEASURES
-SEEN = {m: len(STUDY.training.seeds) if m not in BEFORE_CHOICE else len(CANDIDATES) for m in MEASURES}
+SEEN = {m: len(CANDIDATES) if m in BEFORE_CHOICE else len(STUDY.training.seeds) for m in MEASURES}
 JOBS = [f"train={len(CANDIDATES)}", *(f"{measure}={1 + times}" for measure, times in SEEN.items())]
-WARMED = [arm for arm, section in STUDY.arms.items() if section.warmup]
+SECTIONS["design"] = {"candidates": CANDIDATES, "measures": MEASURES, "placebos": PLACEBOS, "select": STUDY.evaluation.select}
 
 
 def section_content(wildcards):
@@ -44,6 +47,11 @@ def section_content(wildcards):
 def section(*names):
     """Paths of section files, the only configuration a job ever reads."""
     return [f"{R}/config/{name}.json" for name in names]
+
+
+def code(command):
+    """Path of the file that says which code a command is (`code.smk`)."""
+    return f"{R}/code/{Path(command).stem}.txt"
 
 
 # Built from the configuration: an unconfigured arm or seed is refused, not planned.
@@ -57,11 +65,12 @@ wildcard_constraints:
 
 
 rule section:
+    input:
+        code=code("write_section.py"),
     output:
         f"{R}/config/{{section}}.json",
     params:
         content=section_content,
-        code=code_digest("write_section.py"),
     localrule: True
     shell:
         "python scripts/write_section.py --content {params.content:q} --out {output}"

@@ -5,13 +5,13 @@ DEMO_THREADS = STUDY.demo_policy.threads
 rule demo_base:
     input:
         recipe=f"{R}/config/demo-base.json",
+        code=code("train_demo_base.py"),
     output:
         manifest=f"{R}/demo/base/manifest.json",
     log:
         f"{R}/demo/base/log.txt",
     params:
         out=subpath(output.manifest, parent=True),
-        code=code_digest("train_demo_base.py"),
     threads: DEMO_THREADS
     resources:
         gpu=1,
@@ -23,13 +23,13 @@ rule demo_sft:
     input:
         recipe=f"{R}/config/demo-sft.json",
         base=rules.demo_base.output.manifest,
+        code=code("train_demo_sft.py"),
     output:
         manifest=f"{R}/start/manifest.json",
     log:
         f"{R}/start/log.txt",
     params:
         out=subpath(output.manifest, parent=True),
-        code=code_digest("train_demo_sft.py"),
     threads: DEMO_THREADS
     resources:
         gpu=1,

@@ -27,6 +27,7 @@ rule evaluate_agent:
         policy=policy_manifest,
         tasks=f"{R}/tasks/{{split}}/tasks.jsonl",
         freeze=f"{R}/freeze/agent-{{split}}.json",
+        code=code("evaluate_agent.py"),
     output:
         manifest=f"{R}/policies/{{policy}}/agent-{{split}}/manifest.json",
         episodes=f"{R}/policies/{{policy}}/agent-{{split}}/episodes.jsonl",
@@ -37,7 +38,6 @@ rule evaluate_agent:
     params:
         out=subpath(output.manifest, parent=True),
         ledger=ledger_arguments,
-        code=code_digest("evaluate_agent.py"),
     resources:
         gpu=1,
     shell:
@@ -50,6 +50,7 @@ rule evaluate_retention:
         policy=policy_manifest,
         frozen=rules.retention_items.output.frozen,
         freeze=f"{R}/freeze/retention.json",
+        code=code("evaluate_retention.py"),
     output:
         manifest=f"{R}/policies/{{policy}}/retention/manifest.json",
         answers=f"{R}/policies/{{policy}}/retention/answers.jsonl",
@@ -59,7 +60,6 @@ rule evaluate_retention:
         f"{R}/policies/{{policy}}/retention/log.txt",
     params:
         out=subpath(output.manifest, parent=True),
-        code=code_digest("evaluate_retention.py"),
     resources:
         gpu=1,
     shell:

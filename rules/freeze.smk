@@ -28,12 +28,11 @@ rule freeze:
         data=frozen_data,
         baseline=frozen_baseline,
         sections=frozen_sections,
+        code=code("freeze_stage.py"),
     output:
         f"{R}/freeze/{{stage}}.json",
     log:
         f"{R}/freeze/{{stage}}.log",
-    params:
-        code=code_digest("freeze_stage.py"),
     localrule: True
     shell:
         "python scripts/freeze_stage.py --stage {wildcards.stage} --start {input.start} --data {input.data}"

@@ -6,6 +6,7 @@ rule merge:
         start=f"{R}/start/manifest.json",
         train=rules.train.output.manifest,
         section=f"{R}/config/model.json",
+        code=code("merge_adapter.py"),
     output:
         manifest=f"{R}/arms/{{arm}}/seed-{{seed}}/merged/manifest.json",
         audit=f"{R}/arms/{{arm}}/seed-{{seed}}/merged/merge.json",
@@ -13,7 +14,6 @@ rule merge:
         f"{R}/arms/{{arm}}/seed-{{seed}}/merged/log.txt",
     params:
         out=subpath(output.manifest, parent=True),
-        code=code_digest("merge_adapter.py"),
     resources:
         gpu=1,
     shell:

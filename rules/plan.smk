@@ -4,6 +4,7 @@
 rule plan:
     input:
         section=f"{R}/config/plan.json",
+        code=code("plan.py"),
     output:
         manifest=f"{R}/plan/manifest.json",
         power=f"{R}/plan/power.json",
@@ -14,7 +15,6 @@ rule plan:
         study=R,
         jobs=JOBS,
         out=subpath(output.manifest, parent=True),
-        code=code_digest("plan.py"),
     localrule: True
     shell:
         "python scripts/plan.py --study {params.study} --jobs {params.jobs}"

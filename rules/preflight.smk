@@ -7,6 +7,7 @@ rule preflight:
         start=f"{R}/start/manifest.json",
         tasks=f"{R}/tasks/train/tasks.jsonl",
         freeze=f"{R}/freeze/train.json",
+        code=code("preflight.py"),
     output:
         manifest=f"{R}/preflight/manifest.json",
         episodes=f"{R}/preflight/episodes.jsonl",
@@ -15,7 +16,6 @@ rule preflight:
         f"{R}/preflight/log.txt",
     params:
         out=subpath(output.manifest, parent=True),
-        code=code_digest("preflight.py"),
     resources:
         gpu=1,
     shell:
@@ -29,12 +29,11 @@ rule admit:
         preflight=rules.preflight.output.manifest,
         episodes=rules.preflight.output.episodes,
         arm=f"{R}/config/arm-{{arm}}.json",
+        code=code("admit_arm.py"),
     output:
         f"{R}/preflight/admitted/{{arm}}.json",
     log:
         f"{R}/preflight/admitted/{{arm}}.log",
-    params:
-        code=code_digest("admit_arm.py"),
     localrule: True
     shell:
         "python scripts/admit_arm.py --arm {wildcards.arm} --arm-section {input.arm} --preflight {input.preflight} --out {output}"

@@ -6,15 +6,16 @@ if STUDY.evaluation.select:
     checkpoint select:
         input:
             evaluations=manifests(["baseline", *CANDIDATES], ["agent-dev"]),
+            design=f"{R}/config/design.json",
+            code=code("select_arm.py"),
         output:
             manifest=f"{R}/selection/manifest.json",
             selection=f"{R}/selection/selection.json",
         log:
             f"{R}/selection/log.txt",
         params:
-            placebos=STUDY.placebos,
+            placebos=PLACEBOS,
             out=subpath(output.manifest, parent=True),
-            code=code_digest("select_arm.py"),
         localrule: True
         shell:
             "python scripts/select_arm.py --evaluations {input.evaluations} --placebos {params.placebos} --out {params.out} > {log} 2>&1"

@@ -4,8 +4,10 @@
 rule statistics:
     input:
         section=f"{R}/config/statistics.json",
+        design=f"{R}/config/design.json",  # what params say below, as a file: see code.smk
         evaluations=evaluations,
         selection=selection,
+        code=code("compare.py"),
     output:
         manifest=f"{R}/statistics/manifest.json",
         comparison=f"{R}/statistics/comparison.json",
@@ -13,9 +15,8 @@ rule statistics:
     log:
         f"{R}/statistics/log.txt",
     params:
-        placebos=STUDY.placebos,
+        placebos=PLACEBOS,
         out=subpath(output.manifest, parent=True),
-        code=code_digest("compare.py"),
     localrule: True
     shell:
         "python scripts/compare.py --evaluations {input.evaluations} --placebos {params.placebos} --selection {input.selection}"

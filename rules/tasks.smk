@@ -4,6 +4,7 @@
 rule tasks:
     input:
         section=f"{R}/config/tasks-{{split}}.json",
+        code=code("generate_tasks.py"),
     output:
         manifest=f"{R}/tasks/{{split}}/manifest.json",
         tasks=f"{R}/tasks/{{split}}/tasks.jsonl",
@@ -11,7 +12,6 @@ rule tasks:
         f"{R}/tasks/{{split}}/log.txt",
     params:
         out=subpath(output.manifest, parent=True),
-        code=code_digest("generate_tasks.py"),
     localrule: True
     shell:
         "python scripts/generate_tasks.py --section {input.section} --split {wildcards.split} --out {params.out} > {log} 2>&1"
@@ -21,6 +21,7 @@ rule retention_items:
     input:
         section=f"{R}/config/retention.json",
         ids=STUDY.retention.ids_from or [],
+        code=code("freeze_retention_items.py"),
     output:
         manifest=f"{R}/retention/manifest.json",
         frozen=f"{R}/retention/items.jsonl",
@@ -29,7 +30,6 @@ rule retention_items:
     params:
         out=subpath(output.manifest, parent=True),
         cache="results/cache",
-        code=code_digest("freeze_retention_items.py"),
     localrule: True
     shell:
         "python scripts/freeze_retention_items.py --section {input.section} --ids-from {input.ids:q} --cache {params.cache}"

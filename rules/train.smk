@@ -14,6 +14,7 @@ rule train:
         warmup=warmed,
         admitted=ancient(f"{R}/preflight/admitted/{{arm}}.json"),  # a gate, not an ingredient: another preflight retrains nothing
         plan=ancient(rules.plan.output.power),  # must exist; a plan for one seed more retrains nothing
+        code=code("train.py"),
     output:
         manifest=f"{R}/arms/{{arm}}/seed-{{seed}}/train/manifest.json",
         episodes=f"{R}/arms/{{arm}}/seed-{{seed}}/train/episodes.jsonl",
@@ -24,7 +25,6 @@ rule train:
     params:
         out=subpath(output.manifest, parent=True),
         work=f"{R}/arms/{{arm}}/seed-{{seed}}/work",
-        code=code_digest("train.py"),
     resources:
         gpu=1,
     shell:

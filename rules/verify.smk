@@ -4,8 +4,12 @@
 rule verify:
     input:
         statistics=rules.statistics.output.manifest,
+        plan=rules.plan.output.manifest,
+        preflight=rules.preflight.output.manifest,
+        admitted=expand(rules.admit.output, arm=STUDY.arms),
         training=expand(rules.train.output.manifest, zip, arm=[c.split("/")[0] for c in CANDIDATES], seed=[c.split("-")[-1] for c in CANDIDATES]),
         tasks=expand(f"{R}/tasks/{{split}}/manifest.json", split=study_config.SPLITS),
+        code=code("verify.py"),
     output:
         f"{R}/verify/verify.json",
     log:
@@ -13,7 +17,6 @@ rule verify:
     params:
         study=R,
         out=subpath(output[0], parent=True),
-        code=code_digest("verify.py"),
     localrule: True
     shell:
         "python scripts/verify.py {params.study} --before-summary --out {params.out} > {log} 2>&1"

@@ -9,6 +9,7 @@ rule warmup:
         arm=f"{R}/config/arm-{{arm}}.json",
         admitted=ancient(f"{R}/preflight/admitted/{{arm}}.json"),
         plan=ancient(rules.plan.output.power),
+        code=code("warm_up.py"),
     output:
         manifest=f"{R}/arms/{{arm}}/seed-{{seed}}/warmup/manifest.json",
         demonstrations=f"{R}/arms/{{arm}}/seed-{{seed}}/warmup/demonstrations.jsonl",
@@ -17,7 +18,6 @@ rule warmup:
         f"{R}/arms/{{arm}}/seed-{{seed}}/warmup/log.txt",
     params:
         out=subpath(output.manifest, parent=True),
-        code=code_digest("warm_up.py"),
     resources:
         gpu=1,
     shell:

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from agentrl.sources import SCRIPTS, UNSEEN, closure, code_digest
+from agentrl.sources import SCRIPTS, UNSEEN, closure, code_digest, code_params
 
 COMMANDS = sorted(path.name for path in SCRIPTS.glob("*.py"))
 LIBRARY = sorted(path for path in (SCRIPTS / "agentrl").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
@@ -63,6 +63,29 @@ def test_imports_are_followed_through_modules_packages_and_functions(tree: Path)
     inside = ("__init__.py", "a.py", "beside.py", "deep/__init__.py", "deep/b.py", "deep/c.py")
     assert found == (*(f"agentrl/{name}" for name in inside), "x.py")
     assert sources_of(tree).closure("y.py") == ("agentrl/__init__.py", "agentrl/beside.py", "y.py")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if True:\n    pass\nelse:\n    {}\n",
+        "try:\n    pass\nexcept ImportError:\n    {}\n",
+        "try:\n    pass\nfinally:\n    {}\n",
+        "with open('x') as f:\n    {}\n",
+        "for x in ():\n    pass\nelse:\n    {}\n",
+        "match 1:\n    case 1:\n        {}\n",
+        "class A:\n    async def f(self):\n        {}\n",
+        "key = lambda x: x\n{}\n",
+    ],
+)
+def test_an_import_in_any_statement_is_followed(tree: Path, text: str) -> None:
+    (tree / "z.py").write_text(text.format("import agentrl.beside"))
+    assert "agentrl/beside.py" in sources_of(tree).closure("z.py")
+
+
+def test_params_name_each_file_with_the_start_of_its_digest() -> None:
+    digests = json.loads(code_digest("plan.py"))
+    assert code_params("plan.py") == [f"{name} {digests[name][:16]}" for name in closure("plan.py")]
 
 
 def test_closure_of_a_real_command() -> None:

@@ -13,16 +13,13 @@ from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from agentrl.checkpoint import CHECKPOINT, TOKENIZER_FILES, files, weight_files
 from agentrl.config import Model
 from agentrl.manifest import ManifestError, check_files, read_json
 
-CHECKPOINT = "model"
-"""Folder of the checkpoint beside the policy's manifest."""
 TOKENIZER = "tokenizer"
 """Folder of the start's tokenizer files, kept beside its manifest."""
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "vocab.json", "merges.txt")
 _FETCHED = ("*.safetensors", "*.json", "*.jinja", "*.txt")
-_INDEX = "model.safetensors.index.json"
 
 
 class PolicyError(ValueError):
@@ -53,18 +50,15 @@ def check_checkpoint(folder: Path) -> list[str]:
     weights = _weight_files(folder)
     for name in weights:
         _check_weights(folder / name)
-    names = [p.name for p in folder.iterdir() if p.is_file()]
+    names = files(folder)
     if "tokenizer.json" not in names:
         raise PolicyError(f"{folder}: no tokenizer.json; the tokenizer must lie beside the weights")
-    wanted = {*weights, "config.json", "generation_config.json", _INDEX, *TOKENIZER_FILES}
-    return sorted(name for name in names if name in wanted)
+    return names
 
 
 def _weight_files(folder: Path) -> list[str]:
-    if (folder / _INDEX).is_file():
-        return sorted(set(read_json(folder / _INDEX)["weight_map"].values()))
-    if (folder / "model.safetensors").is_file():
-        return ["model.safetensors"]
+    if names := weight_files(folder):
+        return names
     pickled = sorted(p.name for p in folder.glob("*.bin"))
     hint = f"found {pickled[0]}: pickled weights are refused, convert them to safetensors" if pickled else "no model.safetensors"
     raise PolicyError(f"{folder}: no weights in safetensors format ({hint})")
