@@ -183,7 +183,8 @@ def test_one_step_record_per_step(run: Run) -> None:
     assert [record.step for record in run.steps] == [1, 2]
     for index, record in enumerate(run.steps):
         episodes = run.episodes[index * BATCH : (index + 1) * BATCH]
-        assert replace(record, loss=0.0, grad_norm=0.0, kl=0.0) == StepRecord.of(episodes, GROUP)
+        unmeasured = {"loss": 0.0, "grad_norm": 0.0, "kl": 0.0, "gap_mean": 0.0, "gap_max": 0.0, "ratio_mean": 1.0, "ratio_outside": 0.0}
+        assert replace(record, **unmeasured) == StepRecord.of(episodes, GROUP)
         assert record.grad_norm > 0
 
 

@@ -36,6 +36,7 @@ def test_a_healthy_run_returns_what_was_counted(settings: TrainingSettings) -> N
     found = gates(steps(step2={"mean_reward": 0.75}), [], settings)
     assert found == {
         "steps": 4, "episodes": 32, "unique_tasks": 5, "groups": 8, "mixed_groups": 4, "mean_reward": 0.375, "strict_success": 10,
+        "gap_max": 0.0,
     }  # fmt: skip
 
 
