@@ -20,6 +20,7 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from scipy import stats
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentrl import grpo
@@ -145,7 +146,7 @@ def with_adapter(seed: int) -> PeftModel:
 def trained(engine: Engine, chat: ChatProtocol, study: Study, tasks: list[Task], work: Path) -> grpo.Recorder:
     """A short GRPO run over an engine, the micro study's settings."""
     values = {name: getattr(study.training, name) for name in TrainingSettings.model_fields}
-    settings = TrainingSettings(**values | {"steps": 3, "learning_rate": 5e-3, "lora": study.training.lora.model_copy(update={"r": 8})})
+    settings = TrainingSettings(**values | {"steps": 3, "learning_rate": 2e-2, "lora": study.training.lora.model_copy(update={"r": 8})})
     rollout = Rollout(engine, chat, study.protocol)
     recorder = grpo.Recorder(rollout, tasks, partial(random_reward, study.reward), "pilot/seed-3", 3, work, settings)
     grpo.train(grpo.trainer(reference(), chat.tokenizer, recorder, settings, study.decoding, study.protocol.budget, SECTION), work)
@@ -186,6 +187,18 @@ def test_a_row_is_the_same_alone_in_any_batch_and_again(engines: Engines) -> Non
     assert all(same) or (GPU and sum(same) >= len(same) // 2)  # bfloat16: batch shape can flip a near tie
 
 
+def test_prompts_that_do_not_fit_in_one_pass_together_change_no_row(engines: Engines) -> None:
+    """vLLM would cut one of them; its sampler then draws for the cut row and turns the row's generator back by a guess."""
+    rng = torch.Generator().manual_seed(9)
+    rows = [Request(torch.randint(3, 1400, (700,), generator=rng).tolist(), 6, ("episode", 42, 0, "long", n, 0)) for n in range(24)]
+    engine = engines.under(FREE, frozenset({1499}))
+    together = engine.generate(rows)
+    alone = [engine.generate([row])[0] for row in rows[8:16]]
+    same = [a.ids == b.ids for a, b in zip(together[8:16], alone, strict=True)]
+    print(f"\n{sum(same)} of {len(same)} rows the same alone")
+    assert all(same) or (GPU and sum(same) >= len(same) // 2)
+
+
 def test_same_key_same_ids_and_other_key_other_ids(engines: Engines) -> None:
     row = requests(2)[1]
     others = [Request(row.context, row.max_tokens, (*row.key[:-2], trial, turn)) for trial, turn in ((0, 0), (1, 0), (0, 1))]
@@ -216,6 +229,27 @@ def test_sampled_ids_are_in_the_truncated_set_and_not_always_the_best(engines: E
     print(f"\n{kept} of {total} sampled ids inside the truncated set, {best} of them the likeliest")
     assert kept >= total * (0.99 if GPU else 1)
     assert best < total
+
+
+@pytest.mark.parametrize("decoding", [PILOT, FREE, Decoding(temperature=1.0, top_p=0.8, top_k=6, min_p=0.0, seed=0)])
+def test_choices_follow_the_truncated_probabilities(engines: Engines, model: PreTrainedModel, decoding: Decoding) -> None:
+    """Chi-square of 3,000 rows that differ in nothing but their key."""
+    draws = 3000
+    rng = torch.Generator().manual_seed(8)
+    contexts = [torch.randint(3, 1400, (6,), generator=rng).tolist() for _ in range(40)]
+    widest = [truncate(forced(model, Request(context, 1, ()), [0]), decoding)[0].square().sum() for context in contexts]
+    context = contexts[int(torch.stack(widest).argmin())]
+    rows = [Request(context, 1, ("episode", 42, 0, "dev-0001", draw, 0)) for draw in range(draws)]
+    chosen = torch.tensor([sample.ids[0] for sample in engines.under(decoding, frozenset()).generate(rows)])
+    expected = truncate(forced(model, rows[0], [0]), decoding)[0].double() * draws
+    observed = torch.bincount(chosen, minlength=len(expected)).double()
+    common = expected >= 5  # the rest in one bin
+    seen = torch.cat([observed[common], observed[~common].sum()[None]])
+    due = torch.cat([expected[common], expected[~common].sum()[None]])
+    seen, due = seen[due > 0], due[due > 0]
+    found = stats.chisquare(seen.numpy(), (due * seen.sum() / due.sum()).numpy())
+    print(f"\n{len(due)} bins, chi-square {found.statistic:.1f}, p {found.pvalue:.3f}")
+    assert found.pvalue > 1e-4
 
 
 def test_agent_episodes_under_both_engines(
@@ -274,8 +308,8 @@ def test_training_samples_from_the_current_policy(
     made = trained(engines.under(micro_config.decoding), policy_chat, micro_config, micro_tasks, tmp_path)
     steps = [StepRecord(**json.loads(line)) for line in (tmp_path / grpo.STEPS).read_text().splitlines()]
     print("\n" + "\n".join(f"step {s.step}: KL {s.kl:.3g}, gap {s.gap_mean:.2g} / {s.gap_max:.2g}, ratio {s.ratio_mean}" for s in steps))
-    assert steps[-1].kl > 10 * TOLERANCE**2
+    assert steps[-1].kl > 0.05  # a sampler that stayed behind would be some tenths of a nat off
     for step in steps:
         check_ratio(step)
-        assert step.gap_max < TOLERANCE * (4 if GPU else 1)
+        assert step.gap_mean < (0.05 if GPU else TOLERANCE)
     assert {t.engine for t in made.batch} == {"vllm"}

@@ -41,6 +41,8 @@ MAX_ROWS = 256
 """Rows decoded at once; vLLM's scheduler queues the rest and refills."""
 MAX_LENGTH = 32_768
 """Longest row, prompt included, where the policy allows more."""
+PREFILL = 8192
+"""Prompt tokens computed in one pass, at least; prompts are never cut."""
 SHARE = 0.9
 """Of the free GPU memory, where nothing else needs the GPU."""
 BLOCK = 128
@@ -99,6 +101,8 @@ class VllmEngine:
                 dtype=section.dtype,
                 max_model_len=self.length,
                 max_num_seqs=beside.rows if beside else MAX_ROWS,
+                max_num_batched_tokens=max(self.length, PREFILL),
+                enable_chunked_prefill=False,  # else a row's random stream moves with how its prompt was cut, that is with its neighbours
                 enforce_eager=section.device == "cpu",
                 disable_log_stats=True,
                 trust_remote_code=False,
