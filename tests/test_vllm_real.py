@@ -47,8 +47,8 @@ GREEDY = Decoding(temperature=0.0, top_p=0.95, top_k=20, min_p=0.0, seed=42)
 GPU = torch.cuda.is_available()
 KIND = {"dtype": "bfloat16", "device": "cuda"} if GPU else {"dtype": "float32", "device": "cpu", "threads": 1}
 SECTION = Model(start=str(START), engine="vllm", **KIND)
-TOLERANCE = 0.25 if GPU else 2e-4
-"""Nats between vLLM and a teacher-forced pass: bfloat16 rounds logits of magnitude 20 by some hundredths, twice; float32 sums differ."""
+MEAN, LARGEST = (0.1, 2.0) if GPU else (2e-5, 2e-4)
+"""Nats allowed between vLLM and a teacher-forced pass. bfloat16 rounds a logit of 20 to the next eighth, in both; float32 sums differ."""
 NEAR_TIE = 0.5 if GPU else 1e-2
 """Greedy choices whose lead in logits is smaller may differ between engines."""
 
@@ -158,7 +158,8 @@ def test_logprobs_are_the_trainer_s(engines: Engines, model: PreTrainedModel, de
     rows = requests()
     differences = gap(model, rows, engines.under(decoding, frozenset({1499})).generate(rows), decoding.temperature or 1.0)
     print(f"\n{decoding.temperature}: {len(differences)} tokens, gap mean {differences.mean():.2g}, max {differences.max():.2g} nats")
-    assert differences.max() < TOLERANCE
+    assert differences.mean() < MEAN
+    assert differences.max() < LARGEST
 
 
 def test_greedy_ids_are_transformers_up_to_near_ties(engines: Engines, model: PreTrainedModel) -> None:
@@ -282,8 +283,9 @@ def test_after_a_sync_it_samples_from_the_adapter_and_before_it_does_not(engines
         engine.follow(adapted)
         gaps.append(gap(adapted, rows, engine.generate(rows), PILOT.temperature))
     print(f"\nnats, max: before {before.max():.2g}, after {gaps[0].max():.2g}, after the next {gaps[1].max():.2g}")
-    assert before.mean() > 10 * TOLERANCE
-    assert max(g.max() for g in gaps) < TOLERANCE * (2 if GPU else 1)
+    assert before.mean() > 1
+    assert max(g.mean() for g in gaps) < MEAN
+    assert max(g.max() for g in gaps) < LARGEST
 
 
 def test_greedy_continuations_follow_the_adapter(engines: Engines) -> None:
@@ -311,5 +313,5 @@ def test_training_samples_from_the_current_policy(
     assert steps[-1].kl > 0.05  # a sampler that stayed behind would be some tenths of a nat off
     for step in steps:
         check_ratio(step)
-        assert step.gap_mean < (0.05 if GPU else TOLERANCE)
+        assert step.gap_mean < MEAN
     assert {t.engine for t in made.batch} == {"vllm"}

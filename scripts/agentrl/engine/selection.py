@@ -91,9 +91,8 @@ def _misfits(distribution: str, version: str, device: str) -> Iterator[str]:
         yield f"{distribution} {version} is installed and {low} up to but not {high} is supported"
     for needed in map(Requirement, metadata.requires(distribution) or []):
         if needed.name == "torch" and (needed.marker is None or needed.marker.evaluate()):
-            present = Version(torch.__version__).base_version
-            if not needed.specifier.contains(present, prereleases=True):
-                yield f"{distribution} {version} was built for torch{needed.specifier} and torch {present} is installed"
+            if not needed.specifier.contains(torch.__version__, prereleases=True):  # +cu130 counts only where the need names one
+                yield f"{distribution} {version} was built for torch{needed.specifier} and torch {torch.__version__} is installed"
     try:
         from vllm.platforms import current_platform as platform
     except Exception as error:  # noqa: BLE001 - importing compiled code fails in many ways, all of them mean the same
