@@ -90,9 +90,9 @@ def _misfits(distribution: str, version: str, device: str) -> Iterator[str]:
     if not low <= Version(Version(version).base_version) < high:
         yield f"{distribution} {version} is installed and {low} up to but not {high} is supported"
     for needed in map(Requirement, metadata.requires(distribution) or []):
-        if needed.name == "torch" and (needed.marker is None or needed.marker.evaluate()):
-            if not needed.specifier.contains(torch.__version__, prereleases=True):  # +cu130 counts only where the need names one
-                yield f"{distribution} {version} was built for torch{needed.specifier} and torch {torch.__version__} is installed"
+        asked = needed.name == "torch" and (needed.marker is None or needed.marker.evaluate())
+        if asked and not needed.specifier.contains(torch.__version__, prereleases=True):  # +cu130 counts only where the need names one
+            yield f"{distribution} {version} was built for torch{needed.specifier} and torch {torch.__version__} is installed"
     try:
         from vllm.platforms import current_platform as platform
     except Exception as error:  # noqa: BLE001 - importing compiled code fails in many ways, all of them mean the same
