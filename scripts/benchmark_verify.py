@@ -163,6 +163,8 @@ class Synthetic:
         manifest.write_text(stage.folder / "steps.jsonl", "".join(json.dumps(asdict(s)) + "\n" for s in steps))
         facts = {
             "policy": CANDIDATE,
+            "engine": "scripted",
+            "gap_max": 0.0,
             "steps": len(steps),
             "episodes": len(records),
             "groups": len(steps),

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from agentrl import manifest, policy, recorded, retention
-from agentrl.engine.transformers import TransformersEngine
+from agentrl.config import Model
+from agentrl.engine.selection import allowed
 from agentrl.freeze import Frozen
 from agentrl.protocol import ChatProtocol, load_tokenizer
 
@@ -27,7 +28,8 @@ def main() -> None:
         frozen.check({"data": args.items, "baseline": args.recorded}, {"tokenizer": folder})
         chat = ChatProtocol(load_tokenizer(folder))
         source = recorded.Import(args.recorded, start, frozen.content, retention.read_items(args.items), chat)
-        answers = source.answers(TransformersEngine.name)
+        engines = allowed(frozen.section("model", Model))  # which of them candidates will use, only their machine knows; comparison checks
+        answers = source.answers(source.content.engine if source.content.engine in engines else engines[0])
         lines = [json.dumps(asdict(answer), sort_keys=True, separators=(",", ":")) + "\n" for answer in answers]
         manifest.write_text(args.out / "answers.jsonl", "".join(lines))
         shutil.copyfile(args.recorded, args.out / recorded.NAME)

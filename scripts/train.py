@@ -8,9 +8,11 @@ from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental in TRL 1.16; the version is pinned
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # TRL imports vLLM where it is installed, and vLLM reads this then
 
 from agentrl import config, grpo, health, manifest, policy, tasks
-from agentrl.engine.loading import open_engine
+from agentrl.engine.loading import Training, open_engine, trained_model
+from agentrl.engine.selection import choose
 from agentrl.freeze import Frozen
 from agentrl.reward import REWARDS
 from agentrl.rollout import Rollout
@@ -32,44 +34,51 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="resumable state, not an output")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    with (
-        manifest.stage(args.out, "train.py") as stage,
-        WorkFolder(args.work, [f for f in (args.freeze, args.arm_section, args.warmup) if f], args.seed, "train.py") as work,
-    ):
+    with manifest.stage(args.out, "train.py") as stage:
         frozen = Frozen(args.freeze)
         folder, _ = policy.check_policy(args.start)
         frozen.check({"data": args.tasks}, {"tokenizer": folder, "start": folder})
         arm = config.validate(manifest.read_json(args.arm_section), config.Arm, str(args.arm_section))
         settings = arm.settings(frozen.section("training", config.TrainingSettings))
-        trained = train(args, frozen, arm, settings, folder, work)
-        facts = publish(work, args.out, trained, settings)
-        stage.measured = {"resumed_from_step": work.resumed}
-        inputs = {"start": args.start, "tasks": args.tasks, "freeze": args.freeze, "arm": args.arm_section}
-        if args.warmup is not None:
-            inputs["warmup"] = args.warmup
-        name = f"{args.arm}/seed-{args.seed}"
-        effective = {"training": settings.model_dump(mode="json"), "arm": arm.content(), "seed": args.seed}
-        ran_with = {**frozen.content["config"], **effective}
-        stage.manifest(inputs, [*ADAPTER, grpo.EPISODES, grpo.STEPS], ran_with, {"policy": name, **facts})
-        work.remove()
+        name, chosen = f"{args.arm}/seed-{args.seed}", choose(frozen.section("model", config.Model), folder).name
+        consumed = [file for file in (args.freeze, args.arm_section, args.warmup) if file is not None]
+        with WorkFolder(args.work, consumed, args.seed, "train.py", engine=chosen) as work:
+            unchanged = train(args, frozen, arm, settings, folder, work, stage)
+            facts = publish(work, args.out, unchanged, settings)
+            inputs = {"start": args.start, "tasks": args.tasks, "freeze": args.freeze, "arm": args.arm_section}
+            if args.warmup is not None:
+                inputs["warmup"] = args.warmup
+            effective = {"training": settings.model_dump(mode="json"), "arm": arm.content(), "seed": args.seed}
+            ran_with = {**frozen.content["config"], **effective}
+            stage.manifest(inputs, [*ADAPTER, grpo.EPISODES, grpo.STEPS], ran_with, {"policy": name, "engine": chosen, **facts})
+            work.remove()
 
 
 def train(
-    args: argparse.Namespace, frozen: Frozen, arm: config.Arm, settings: config.TrainingSettings, folder: Path, work: WorkFolder
+    args: argparse.Namespace,
+    frozen: Frozen,
+    arm: config.Arm,
+    settings: config.TrainingSettings,
+    folder: Path,
+    work: WorkFolder,
+    stage: manifest.Stage,
 ) -> list[str]:
     """Run or resume GRPO; save the adapter in the work folder; names of adapter tensors that did not change."""
     decoding, protocol = frozen.section("decoding", config.Decoding), frozen.section("protocol", config.Protocol)
-    device = frozen.section("model", config.Model)
-    engine, chat = open_engine(folder, device, decoding)
+    device, split = frozen.section("model", config.Model), tasks.read_tasks(args.tasks)
+    asked = Training(settings.batch_size, protocol.budget, settings.lora.r, [task.messages() for task in split])
+    engine, chat = open_engine(folder, device, decoding, asked)
     rollout = Rollout(engine, chat, protocol)
     reward = partial(REWARDS[arm.reward], frozen.section("reward", config.Reward))
-    recorder = grpo.Recorder(rollout, tasks.read_tasks(args.tasks), reward, f"{args.arm}/seed-{args.seed}", args.seed, work.path, settings)
-    trainer = grpo.trainer(engine.model, chat.tokenizer, recorder, settings, decoding, protocol.budget, device)
+    recorder = grpo.Recorder(rollout, split, reward, f"{args.arm}/seed-{args.seed}", args.seed, work.path, settings)
+    model = trained_model(engine, folder, device)
+    trainer = grpo.trainer(model, chat.tokenizer, recorder, settings, decoding, protocol.budget, device)
     if args.warmup is not None:
         manifest.check_files(args.warmup.parent, manifest.read_json(args.warmup)["outputs"], args.warmup)
         grpo.load_adapter(trainer.model, args.warmup.parent / "adapter")
     initial = grpo.adapter_state(trainer.model)
     work.resumed = grpo.train(trainer, work.path)
+    stage.measured = {"resumed_from_step": work.resumed, **engine.describe()}
     grpo.save_adapter(trainer.model, work.path / "adapter")
     final = grpo.adapter_state(trainer.model)
     return [name for name, tensor in final.items() if tensor.equal(initial[name])]

@@ -95,6 +95,13 @@ def test_every_task_and_trial_is_played_once(study: Study, chat: ChatProtocol, t
     assert {(key.policy, key.step, key.split, key.seed) for key in keys} == {("pilot/seed-1", 16, "dev", 42)}
 
 
+def test_an_engine_with_a_queue_takes_more_than_a_batch(study: Study, chat: ChatProtocol, tasks: list[Task]) -> None:
+    engine = ScriptedEngine(lambda request: encode_turn(chat, "Nein."), chat.stop_ids)
+    engine.queue = 7
+    batches = list(episodes(Rollout(engine, chat, study.protocol), tasks[:4], 3, 2, "pilot/seed-1", 16, 42))
+    assert [len(batch) for batch in batches] == [7, 5]
+
+
 @pytest.fixture
 def play(study: Study, chat: ChatProtocol, tiny_model: Qwen3ForCausalLM, tasks: list[Task]) -> Callable[..., dict[Key, Trajectory]]:
     """A random policy's episodes by key."""

@@ -18,11 +18,11 @@ from trl import GRPOTrainer
 
 from agentrl import grpo, trajectory
 from agentrl.config import Study, TrainingSettings
-from agentrl.engine.base import Engine, EngineError, Request
+from agentrl.engine.base import Engine, EngineError, Request, Sample
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.engine.transformers import TransformersEngine
 from agentrl.expert import calculator_call, encode_turn
-from agentrl.health import StepRecord, group_advantages
+from agentrl.health import HealthError, StepRecord, group_advantages
 from agentrl.manifest import write_json
 from agentrl.protocol import ChatProtocol
 from agentrl.reward import random_reward, shaped_reward
@@ -183,7 +183,8 @@ def test_one_step_record_per_step(run: Run) -> None:
     assert [record.step for record in run.steps] == [1, 2]
     for index, record in enumerate(run.steps):
         episodes = run.episodes[index * BATCH : (index + 1) * BATCH]
-        assert replace(record, loss=0.0, grad_norm=0.0, kl=0.0) == StepRecord.of(episodes, GROUP)
+        unmeasured = {"loss": 0.0, "grad_norm": 0.0, "kl": 0.0, "gap_mean": 0.0, "gap_max": 0.0, "ratio_mean": 1.0, "ratio_outside": 0.0}
+        assert replace(record, **unmeasured) == StepRecord.of(episodes, GROUP)
         assert record.grad_norm > 0
 
 
@@ -421,6 +422,56 @@ def train(lab: Lab, work: Path, steps: int = 4) -> Evidence:
 def straight(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Evidence:
     """Four steps in one go."""
     return train(lab, tmp_path_factory.mktemp("straight"))
+
+
+def test_the_gradient_is_the_ids_and_not_the_engine_s(lab: Lab, straight: Evidence, tmp_path: Path) -> None:
+    """The same ids from an engine with other log-probabilities give the same adapter, bit for bit: no correction rests on them."""
+    said = {}
+    for episode in map(json.loads, straight.episodes.splitlines()):
+        key = episode["key"]
+        for turn, segment in enumerate(part for part in episode["segments"] if part["kind"] == "sampled"):
+            said[key["step"], key["task"], key["trial"], turn] = segment["ids"]
+    engine = ScriptedEngine(lambda request: said[request.key[2:]], lab.chat.stop_ids)
+    trainer = lab.trainer(lab.recorder(tmp_path, engine, 6, settings(lab.study, steps=4), "random"))
+    trainer.train()
+    adapter = grpo.adapter_state(trainer.model)
+    assert all(tensor.equal(straight.adapter[name]) for name, tensor in adapter.items())
+    steps = [json.loads(line) for line in lines(tmp_path / grpo.STEPS)]
+    theirs = [json.loads(line) for line in straight.steps.splitlines()]
+    assert [step["grad_norm"] for step in steps] == [step["grad_norm"] for step in theirs]
+    assert all(step["gap_mean"] > 1 for step in steps)
+
+
+def test_each_step_measures_sampler_against_trainer(straight: Evidence) -> None:
+    for line in straight.steps.splitlines():
+        step = json.loads(line)
+        assert 0 <= step["gap_mean"] <= step["gap_max"] < 1e-4
+        assert step["ratio_mean"] == pytest.approx(1, abs=1e-4)
+        assert step["ratio_outside"] == 0
+        assert step["sampled_tokens"] == sum(
+            len(part["ids"])
+            for episode in map(json.loads, straight.episodes.splitlines())
+            if episode["key"]["step"] == step["step"] - 1
+            for part in episode["segments"]
+            if part["kind"] == "sampled"
+        )
+
+
+class Truncated(TransformersEngine):
+    """Reports log-probabilities behind top-k and top-p, as vLLM's `processed_logprobs` are: some nats above the trainer's."""
+
+    name = "truncated"
+
+    def generate(self, requests: list[Request]) -> list[Sample]:
+        return [replace(sample, logprobs=[score + 1.5 for score in sample.logprobs]) for sample in super().generate(requests)]
+
+
+def test_a_sampler_of_another_distribution_stops_the_run_at_its_first_step(lab: Lab, tmp_path: Path) -> None:
+    engine = Truncated(None, lab.study.decoding, lab.chat.stop_ids, lab.tokenizer.pad_token_id)
+    trainer = lab.trainer(lab.recorder(tmp_path, engine, 6, settings(lab.study), "random"))
+    with pytest.raises(HealthError, match=r"step 1: over \d+ sampled tokens the trainer gives 0\.223 times the sampler's probability"):
+        grpo.train(trainer, tmp_path)
+    assert len(lines(tmp_path / grpo.STEPS)) == 1
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Health: every gate fires on what it guards against and on nothing else; advantages are TRL's."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -11,7 +12,17 @@ from trl.trainer.utils import nanstd
 
 from agentrl.config import Study, TrainingSettings
 from agentrl.environment import Outcome
-from agentrl.health import EPSILON, HealthError, StepRecord, advantage_tolerances, gates, group_advantages
+from agentrl.health import (
+    EPSILON,
+    RATIO_BOUNDS,
+    HealthError,
+    StepRecord,
+    advantage_tolerances,
+    check_ratio,
+    gates,
+    group_advantages,
+    sampler_gap,
+)
 from agentrl.trajectory import Key, Segment, Trajectory
 
 
@@ -36,6 +47,7 @@ def test_a_healthy_run_returns_what_was_counted(settings: TrainingSettings) -> N
     found = gates(steps(step2={"mean_reward": 0.75}), [], settings)
     assert found == {
         "steps": 4, "episodes": 32, "unique_tasks": 5, "groups": 8, "mixed_groups": 4, "mean_reward": 0.375, "strict_success": 10,
+        "gap_max": 0.0,
     }  # fmt: skip
 
 
@@ -60,6 +72,9 @@ def test_without_kl_an_unmixed_group_may_be_still_at_any_step(settings: Training
         ({"step1": UNMIXED | {"grad_norm": float("nan")}}, "step 1: .* not finite"),
         ({"step4": {"grad_norm": float("inf")}}, "step 4: .* not finite"),
         ({"step4": {"loss": float("nan")}}, "step 4: loss nan"),
+        ({"step2": {"ratio_mean": 0.015, "gap_mean": 4.2}}, r"step 2: .* 0\.015 times .* \(mean difference 4\.2 nats\)"),
+        ({"step3": {"ratio_mean": 2.1}}, r"step 3: .* 2\.1 times"),
+        ({"step3": {"ratio_mean": float("nan")}}, "step 3: .* nan times"),
     ],
 )
 def test_gates_fire(settings: TrainingSettings, changes: dict[str, dict[str, object]], message: str) -> None:
@@ -76,6 +91,34 @@ def test_missing_doubled_and_shuffled_steps_are_incomplete_evidence(settings: Tr
 def test_an_unchanged_adapter_tensor_is_named(settings: TrainingSettings) -> None:
     with pytest.raises(HealthError, match=r"2 adapter tensors did not change, first layer\.0\.lora_B"):
         gates(steps(), ["layer.0.lora_B", "layer.1.lora_B"], settings)
+
+
+def test_the_gap_of_two_samplers_by_hand() -> None:
+    found = sampler_gap([-1.0, -2.0, -0.5, -3.0], [-1.0, -1.0, -1.5, -3.5])
+    assert found == {
+        "gap_mean": 0.625,
+        "gap_max": 1.0,
+        "ratio_mean": round((1 + math.e + 1 / math.e + math.exp(-0.5)) / 4, 6),
+        "ratio_outside": 0.5,
+    }
+
+
+def test_the_gap_of_one_sampler_with_itself_is_nothing() -> None:
+    assert sampler_gap([-1.0, -20.0], [-1.0, -20.0]) == {"gap_mean": 0.0, "gap_max": 0.0, "ratio_mean": 1.0, "ratio_outside": 0.0}
+
+
+def test_a_hopeless_gap_is_a_number() -> None:
+    assert sampler_gap([-1000.0], [-1.0])["ratio_mean"] > RATIO_BOUNDS[1]
+
+
+def test_two_lengths_are_no_comparison() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        sampler_gap([-1.0, -2.0], [-1.0])
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.9, 1.0, 1.1, 2.0])
+def test_rounding_between_engines_passes(ratio: float) -> None:
+    check_ratio(replace(steps()[0], ratio_mean=ratio))
 
 
 def episode(task: str, trial: int, reward: float, strict: bool) -> Trajectory:

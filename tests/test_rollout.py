@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import Qwen3ForCausalLM
 
 from agentrl.config import Decoding, Study
-from agentrl.engine.base import EngineError, Request, Sample
+from agentrl.engine.base import Answer, EngineError, Request, Sample
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.engine.transformers import TransformersEngine
 from agentrl.expert import calculator_call, encode_turn
@@ -404,6 +404,34 @@ def test_a_batch_is_its_episodes(chat: ChatProtocol, study: Study, tasks: list[T
     assert [played.key.task for played in together] == [task.id for task in batch]
     assert [len(played.sampled) for played in together] == [3, 1, 2]
     assert together == [play([task])[0] for task in batch]
+
+
+class Queued(ScriptedEngine):
+    """An engine with a queue of its own: always the newest row first, so that one episode runs to its end while the others wait."""
+
+    name = "scripted"
+
+    def serve(self, requests: Sequence[Request], answer: Answer) -> None:
+        waiting = list(enumerate(requests))
+        while waiting:
+            row, request = waiting.pop()
+            following = answer(row, self.generate([request])[0])
+            if following is not None:
+                waiting.append((row, following))
+
+
+def test_an_engine_s_own_queue_changes_no_episode(chat: ChatProtocol, study: Study, tasks: list[Task]) -> None:
+    """Whoever's turn is next: no row waits for another's, and every record is the same."""
+
+    def speak(request: Request) -> list[int]:
+        played = next(task for task in tasks if task.id == request.key[3])
+        turns = [look_up(played), calculate("1 + 1"), answer()][-(1 + tasks.index(played) % 3) :]
+        return encode_turn(chat, turns[int(request.key[-1])])
+
+    batch, keys = tasks[:5], [key_of(task) for task in tasks[:5]]
+    lockstep, queued = (Rollout(kind(speak, chat.stop_ids), chat, protocol(study, budget=AMPLE)) for kind in (ScriptedEngine, Queued))
+    assert lockstep.play(batch, keys) == queued.play(batch, keys)
+    assert queued.play([], []) == []
 
 
 class Faulty:

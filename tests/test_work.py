@@ -40,6 +40,14 @@ def test_the_key_is_inputs_seed_and_code(inputs: list[Path]) -> None:
     assert key == run.key
 
 
+def test_a_run_resumed_by_another_engine_is_another_run(inputs: list[Path]) -> None:
+    paths = []
+    for engine in ("vllm", "transformers", "vllm"):
+        with WorkFolder(inputs[0].parents[1] / "work", inputs, 1, "train.py", engine=engine) as run:
+            paths.append(run.path)
+    assert paths[0] == paths[2] != paths[1]
+
+
 @pytest.mark.parametrize("change", ["freeze", "arm", "seed", "code"])
 def test_another_run_works_elsewhere_and_leaves_the_first_alone(inputs: list[Path], monkeypatch: pytest.MonkeyPatch, change: str) -> None:
     with folder(inputs) as first:

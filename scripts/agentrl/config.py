@@ -44,6 +44,8 @@ class Model(Section):
     """Pinned hub commit; must be null for a local folder."""
     dtype: Literal["float32", "bfloat16"]
     device: Literal["cpu", "cuda"]
+    engine: Literal["auto", "vllm", "transformers"] = "auto"
+    """What samples. `auto`: vLLM where it can serve this policy on this GPU (`engine.selection`), else transformers."""
     threads: Positive | None = None
     """CPU threads of one process; null leaves torch's default."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from agentrl.engine.base import rows_at_once
 from agentrl.rollout import Rollout
 from agentrl.tasks import Task
 from agentrl.trajectory import Key, Trajectory
@@ -17,13 +18,14 @@ def episodes(
         rollout: engine and protocol of the policy.
         tasks: the frozen split.
         trials: repetitions of each task.
-        batch_size: episodes at once; the same for every policy, because batch shape moves logits in the last bit.
+        batch_size: episodes at once, the same for every policy, because batch shape moves logits in the last bit; an engine with its own
+            queue takes more (`rows_at_once`).
         policy: `baseline` or `{arm}/seed-{seed}`.
         step: optimizer steps the policy has taken.
         seed: `decoding.seed`.
     """
     queue = [(task, Key(policy, step, task.split, task.id, trial, seed)) for trial in range(trials) for task in tasks]
-    for batch in batched_list(queue, batch_size):
+    for batch in batched_list(queue, rows_at_once(rollout.engine, batch_size)):
         yield rollout.play([task for task, _ in batch], [key for _, key in batch])
 
 

@@ -3,6 +3,11 @@
 TRL's `rollout_func` plays every episode with the evaluation's own loop. Before each optimizer step, what TRL is about to train on (prompt
 ids, completion ids, loss mask, advantages) is compared with the records, row by row; the first difference stops the run. Records are
 on disk before the step is taken.
+
+No importance correction: each batch is sampled by the policy that is trained on it and used for one step, so the policy is never stale and
+the gradient is a function of ids, loss mask and advantages alone, whichever engine sampled. Between sampler and trainer lies only rounding
+(two kernels, bfloat16); weighting tokens by it would feed that noise into the gradient. Both take log-probabilities before top-k and
+top-p, so their gap is measured at every step, recorded, and a run stops where it says that sampler and trainer are not one policy.
 """
 
 import json
@@ -30,7 +35,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from agentrl import trajectory
 from agentrl.config import Decoding, Model, TrainingSettings
-from agentrl.health import StepRecord, advantage_tolerances, group_advantages
+from agentrl.engine.base import follow
+from agentrl.health import StepRecord, advantage_tolerances, check_ratio, group_advantages, sampler_gap
 from agentrl.manifest import read_json, write_json, write_text
 from agentrl.rollout import Rollout
 from agentrl.supervised import lora_config
@@ -78,7 +84,7 @@ class Recorder:
             seen[task.id] += 1
         model = trainer.accelerator.unwrap_model(trainer.model)
         model.eval()
-        self.rollout.engine.model = model  # type: ignore[attr-defined]
+        follow(self.rollout.engine, model)
         played = self.rollout.play(tasks, keys)
         model.train()
         self.batch = [replace(episode, reward=self.reward(episode)) for episode in played]
@@ -86,7 +92,7 @@ class Recorder:
             "prompt_ids": [episode.prompt_ids for episode in self.batch],
             "completion_ids": [episode.completion_ids for episode in self.batch],
             "env_mask": [episode.loss_mask for episode in self.batch],
-            "logprobs": None,  # on-policy: no importance correction
+            "logprobs": None,  # no importance correction: see above
             "reward": [episode.reward for episode in self.batch],
         }
 
@@ -113,6 +119,22 @@ class Recorder:
             trajectory.append(stream, recorded)
         self.step = StepRecord.of(recorded, self.settings.group_size)
 
+    def compare(self, inputs: dict[str, Any], scores: torch.Tensor) -> None:
+        """Note how far the sampler's log-probabilities of this batch are from the trainer's.
+
+        Args:
+            inputs: what the loss was called with.
+            scores: the trainer's log-probabilities, (rows, completion tokens), nats.
+        """
+        kept = inputs["completion_mask"].bool() & inputs["tool_mask"].bool()
+        sampler: list[float] = []
+        trainer: list[float] = []
+        for position, row in enumerate(inputs["episode"].tolist()):
+            sampler += [score for segment in self.batch[row].sampled for score in segment.logprobs or []]
+            trainer += scores[position][kept[position]].tolist()
+        if self.step is not None:
+            self.step = replace(self.step, **sampler_gap(sampler, trainer))
+
 
 def _reward(episode: Trajectory) -> float:
     if episode.reward is None:
@@ -137,6 +159,8 @@ class RecordedTrainer(GRPOTrainer):
     """`GRPOTrainer` that shows the recorder what it is about to train on."""
 
     recorder: Recorder
+    _scores: torch.Tensor | None = None
+    """What the last forward pass gave the tokens it scored."""
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
@@ -145,7 +169,15 @@ class RecordedTrainer(GRPOTrainer):
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         self.recorder.check(inputs)
-        return super()._compute_loss(model, inputs)
+        loss = super()._compute_loss(model, inputs)
+        if self._scores is not None:
+            self.recorder.compare(inputs, self._scores)
+        return loss
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        output = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        self._scores = output[0].detach()  # inside the loss: of the policy; before it: of the reference
+        return output
 
 
 class StepLog(TrainerCallback):
@@ -163,8 +195,9 @@ class StepLog(TrainerCallback):
         step = replace(self.recorder.step, grad_norm=float(logs["grad_norm"]), kl=float(logs.get("kl", 0.0)), loss=float(logs["loss"]))
         with open(self.recorder.work / STEPS, "a", encoding="utf-8") as stream:
             stream.write(json.dumps(asdict(step), sort_keys=True) + "\n")
+        self.recorder.step = step
         _log.info(
-            "%s: step %d of %d, mean reward %.3f, strict %d of %d, KL %.4f, gradient norm %.3f",
+            "%s: step %d of %d, mean reward %.3f, strict %d of %d, KL %.4f, gradient norm %.3f, sampler's gap %.4f",
             *(
                 self.recorder.policy,
                 state.global_step,
@@ -174,12 +207,25 @@ class StepLog(TrainerCallback):
                 step.episodes,
                 step.kl,
                 step.grad_norm,
+                step.gap_mean,
             ),
         )
 
     def on_save(self, args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
         """A checkpoint without this mark was interrupted and is not resumed from."""
         write_json(Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE, {"step": state.global_step})
+
+
+class RatioGate(TrainerCallback):
+    """Stops a run at the first step whose sampler was not the policy in training, instead of after the last."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def on_log(self, _args: TrainingArguments, _state: TrainerState, _control: TrainerControl, **_: Any) -> None:
+        """Raises `HealthError`; the step's record is on disk."""
+        if self.recorder.step is not None:
+            check_ratio(self.recorder.step)
 
 
 def trainer(
@@ -251,6 +297,7 @@ def train(made: RecordedTrainer, work: Path) -> int:
     """
     checkpoint, step = last_checkpoint(work)
     rewind(work, step)
+    made.add_callback(RatioGate(made.recorder))
     if checkpoint is not None and step >= made.args.max_steps:
         load_adapter(made.model, checkpoint)
     else:

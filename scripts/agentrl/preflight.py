@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentrl.config import Arm, Preflight, Reward, TrainingSettings
+from agentrl.engine.base import rows_at_once
 from agentrl.evaluation import batched_list, measures
 from agentrl.reward import REWARDS
 from agentrl.rollout import Rollout
@@ -35,7 +36,7 @@ def play(rollout: Rollout, tasks: Sequence[Task], section: Preflight, batch_size
     """Play the groups in batches of training's shape. Raises `PreflightError` for a task that is not for training."""
     if wrong := [task.id for task in tasks if task.split != "train"]:
         raise PreflightError(f"task {wrong[0]}: preflight samples training tasks only, so that dev and test stay unseen")
-    for batch in batched_list(keys(tasks, section, seed), batch_size):
+    for batch in batched_list(keys(tasks, section, seed), rows_at_once(rollout.engine, batch_size)):
         yield rollout.play([task for task, _ in batch], [key for _, key in batch])
 
 

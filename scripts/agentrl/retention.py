@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentrl.config import Retention, RetentionPrompt
-from agentrl.engine.base import Engine, Request
+from agentrl.engine.base import Engine, Request, rows_at_once
 from agentrl.protocol import MAX_ANSWER_DIGITS, ChatProtocol, outside_thinking, parse_turn, turn_body
 from agentrl.seeding import stream
 
@@ -68,9 +68,10 @@ class Answer:
 def answers(
     engine: Engine, chat: ChatProtocol, items: Sequence[Item], section: Retention, policy: str, step: int
 ) -> Iterator[list[Answer]]:
-    """Answer every item once, in batches of one shape."""
-    for start in range(0, len(items), section.batch_size):
-        batch = items[start : start + section.batch_size]
+    """Answer every item once, in batches of one shape (or the engine's own queue)."""
+    size = rows_at_once(engine, section.batch_size)
+    for start in range(0, len(items), size):
+        batch = items[start : start + size]
         prompts = [chat.prompt(messages(section, item.question), tools=False) for item in batch]
         keys = [("retention", section.decoding.seed, step, item.id) for item in batch]
         samples = engine.generate([Request(p, section.max_tokens, k) for p, k in zip(prompts, keys, strict=True)])

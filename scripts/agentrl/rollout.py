@@ -1,14 +1,14 @@
 """Multi-turn episodes over an engine: the same loop for training and for evaluation.
 
-All unfinished episodes advance together, one assistant turn at a time; finished episodes leave. A turn that ended itself and calls tools is
-answered by the environment and continues, anything else ends the episode. The stream budget counts every token behind the prompt.
+A turn that ended itself and calls tools is answered by the environment and continues, anything else ends the episode. Whether unfinished
+episodes wait for each other's turns is the engine's business (`engine.base.serve`). The stream budget counts every token behind the prompt.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from agentrl.config import Protocol
-from agentrl.engine.base import Engine, EngineError, Request, Sample
+from agentrl.engine.base import Engine, EngineError, Request, Sample, serve
 from agentrl.environment import Call, EndKind, Environment, judge, run_call
 from agentrl.protocol import ChatProtocol, parse_turn
 from agentrl.tasks import Task
@@ -55,12 +55,12 @@ class Rollout:
     def play(self, tasks: Sequence[Task], keys: Sequence[Key]) -> list[Trajectory]:
         """Play one batch of episodes to their ends; results in order. Raises `EngineError` if the engine fails."""
         episodes = [self._start(task, key) for task, key in zip(tasks, keys, strict=True)]
-        while running := [episode for episode in episodes if episode.end is None]:
-            samples = self.engine.generate([self._request(episode) for episode in running])
-            if len(samples) != len(running):
-                raise EngineError(f"{self.engine.name} engine returned {len(samples)} samples for {len(running)} rows")
-            for episode, sample in zip(running, samples, strict=True):
-                self._advance(episode, sample)
+
+        def answer(row: int, sample: Sample) -> Request | None:
+            self._advance(episodes[row], sample)
+            return self._request(episodes[row]) if episodes[row].end is None else None
+
+        serve(self.engine, [self._request(episode) for episode in episodes], answer)
         return [self._finish(episode) for episode in episodes]
 
     def _start(self, task: Task, key: Key) -> Episode:

@@ -30,10 +30,11 @@ class WorkFolder:
         inputs: freeze and section files that decide what the run is.
         seed: training seed.
         command: whose code the run executes.
+        facts: what else must not change between a run and its resumption, e.g. the engine that samples.
     """
 
-    def __init__(self, path: Path, inputs: Sequence[Path], seed: int, command: str) -> None:
-        self.key = {**{file.name: sha256(file) for file in inputs}, "seed": seed, "code": code_digest(command)}
+    def __init__(self, path: Path, inputs: Sequence[Path], seed: int, command: str, **facts: str) -> None:
+        self.key = {**{file.name: sha256(file) for file in inputs}, "seed": seed, "code": code_digest(command), **facts}
         self.path = path / hashlib.sha256(json.dumps(self.key, sort_keys=True).encode()).hexdigest()[:16]
         self.resumed = 0
         """Step the run was resumed from."""

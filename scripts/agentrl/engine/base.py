@@ -4,7 +4,7 @@ An engine never sees tasks, tools or rewards. A request that cannot be served is
 turned into a score.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -47,3 +47,43 @@ class Engine(Protocol):
     def describe(self) -> dict[str, Any]:
         """Engine, versions, dtype and device, for the provenance."""
         ...
+
+
+Answer = Callable[[int, Sample], Request | None]
+"""Takes a row's number and its newest sample; returns the row's next request, None once the row has ended."""
+
+
+def serve(engine: Engine, requests: Sequence[Request], answer: Answer) -> None:
+    """Sample rows until each has ended.
+
+    An engine with a queue of its own gets a row's next request as soon as there is one, so that no row waits for another's turn. Any
+    other engine samples all unfinished rows together, one request each, in row order.
+
+    Raises:
+        EngineError: the engine failed, or returned another number of samples.
+    """
+    queue = getattr(engine, "serve", None)
+    if queue is not None:
+        queue(requests, answer)
+        return
+    running = dict(enumerate(requests))
+    while running:
+        samples = engine.generate(list(running.values()))
+        if len(samples) != len(running):
+            raise EngineError(f"{engine.name} engine returned {len(samples)} samples for {len(running)} rows")
+        following = {row: answer(row, sample) for row, sample in zip(running, samples, strict=True)}
+        running = {row: request for row, request in following.items() if request is not None}
+
+
+def rows_at_once(engine: Engine, batch_size: int) -> int:
+    """How many rows to hand over together: the configured batch, or as many as an engine queues itself."""
+    return max(batch_size, getattr(engine, "queue", 0))
+
+
+def follow(engine: Engine, model: Any) -> None:
+    """From now on sample from `model` as it is at this moment: called once per policy step. Raises `EngineError`."""
+    update = getattr(engine, "follow", None)
+    if update is not None:
+        update(model)
+    else:
+        engine.model = model  # type: ignore[attr-defined]

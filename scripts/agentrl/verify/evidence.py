@@ -1,6 +1,7 @@
 """Check the evidence files: evaluation episodes, retention answers, training rows; recompute everything their manifests count."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from agentrl.config import Arm, EvaluationShape, Preflight, Protocol, Retention, Reward, TrainingSettings, validate
+from agentrl.health import RATIO_BOUNDS
 from agentrl.manifest import read_json
 from agentrl.protocol import ChatProtocol, parse_turn
 from agentrl.retention import Item, flexible_answer, messages
@@ -52,7 +54,7 @@ class Evidence:
             for number, record in self._records(file, wanted):
                 if (task := table.get(record["key"]["task"])) is None:
                     continue
-                found = self._episode(file, number, record, task, protocol)
+                found = self._episode(file, number, record, task, protocol, manifest["engine"])
                 self._absent(file, _name(number, record), record, ("reward", "advantage", "loss_runs"))
                 rows.append((record, found))
                 scores.append((task.id, record["key"]["trial"], int(found.outcome["strict"])))
@@ -126,7 +128,7 @@ class Evidence:
             for start in range(0, len(lines), settings.batch_size):
                 batch = lines[start : start + settings.batch_size]
                 self._order(file, batch, start // settings.batch_size, policy, seed, settings)
-                outcomes = [self._episode(file, n, row, table[row["key"]["task"]], protocol) for n, row in batch]
+                outcomes = [self._episode(file, n, row, table[row["key"]["task"]], protocol, manifest["engine"]) for n, row in batch]
                 self._rewards(file, batch, outcomes, arm, weights, settings)
             self._steps(folder, lines, settings, manifest)
 
@@ -164,7 +166,7 @@ class Evidence:
             for number, record in self._records(file, wanted):
                 if (task := table.get(record["key"]["task"])) is None:
                     continue
-                rows.append((record, self._episode(file, number, record, task, protocol)))
+                rows.append((record, self._episode(file, number, record, task, protocol, manifest["engine"])))
                 self._absent(file, _name(number, record), record, ("reward", "advantage", "loss_runs"))
             mixed = {name: _mixed(rows, size, size, Arm(reward=name), weights) for name in ("shaped", "random", "binary")}
             expected = {"groups": section.groups, "group_size": size, "counts": _agent_counts(rows), "mixed_groups": mixed}
@@ -233,20 +235,34 @@ class Evidence:
                 "mixed_groups": sum(len({row["reward"] for row in group}) > 1 for group in groups),
                 "strict": sum(row["outcome"]["strict"] for row in rows),
                 "mean_reward": round(sum(row["reward"] for row in rows) / max(1, len(rows)), 6),
+                "sampled_tokens": sum(len(part["ids"]) for row in rows for part in row["segments"] if part["kind"] == "sampled"),
             }
             for field, value in expected.items():
                 self.findings.equal("steps", folder / "steps.jsonl", f"line {number}", field, value, step[field])
+            self._gap(folder / "steps.jsonl", number, step)
             totals.update({"steps": 1, "episodes": len(rows), "groups": len(groups)})
             totals.update({"mixed_groups": expected["mixed_groups"], "strict_success": expected["strict"]})
             tasks.update(expected["tasks"])
             reward += sum(row["reward"] for row in rows)
-        claims = {**totals, "unique_tasks": len(tasks)}
+        claims = {**totals, "unique_tasks": len(tasks), "gap_max": max((step["gap_max"] for step in steps), default=0.0)}
         for field, value in claims.items():
             self.findings.equal("count", folder / "manifest.json", "", field, value, manifest[field])
         if abs(manifest["mean_reward"] - reward / max(1, totals["episodes"])) > TOLERANCE:
             self.findings.add(
                 "count", folder / "manifest.json", "", "mean_reward", reward / max(1, totals["episodes"]), manifest["mean_reward"]
             )
+
+    def _gap(self, file: Path, number: int, step: Mapping[str, Any]) -> None:
+        """Sampler against trainer: the trainer's numbers need the model, but those of one step must fit together and pass the gate."""
+        mean, largest, ratio, outside = (step[name] for name in ("gap_mean", "gap_max", "ratio_mean", "ratio_outside"))
+        low, high = RATIO_BOUNDS
+        widest, slack = min(largest, 50.0), 1e-5  # six decimals
+        possible = 0 <= mean <= largest + slack and math.exp(-widest) - slack <= ratio <= math.exp(widest) * (1 + slack) + slack
+        possible = possible and 0 <= outside <= (1 if largest + slack >= math.log(high) else 0)
+        if not (possible and low <= ratio <= high):
+            fields = "gap_mean, gap_max, ratio_mean, ratio_outside"
+            expected = f"a mean below the largest gap, and a ratio within it and from {low} to {high}"
+            self.findings.add("steps", file, f"line {number}", fields, expected, (mean, largest, ratio, outside))
 
     def _records(self, file: Path, wanted: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, dict[str, Any]]]:
         """Records of an evaluation file; missing, doubled or re-ordered episodes are breaks."""
@@ -259,8 +275,9 @@ class Evidence:
             self.findings.equal("episodes", file, f"line {number}", "key", expected, found)
         self.findings.equal("episodes", file, "", "number of episodes", len(wanted), len(keys))
 
-    def _episode(self, file: Path, number: int, record: dict[str, Any], task: Task, protocol: Protocol) -> Replay:
+    def _episode(self, file: Path, number: int, record: dict[str, Any], task: Task, protocol: Protocol, engine: str) -> Replay:
         found = replay(record, task, self.chat, protocol)
+        self.findings.equal("engine", file, _name(number, record), "engine", engine, record["engine"])
         for kind, field, expected, claimed in found.mismatches:
             self.findings.add(kind, file, _name(number, record), field, expected, claimed)
         self.findings.counts.update({"episodes": 1, "tool calls": len(found.calls)})
