@@ -75,6 +75,8 @@ class StaticLoop:
             holds |= filled
             steps |= dict.fromkeys(filled, 0)
             count = min(LOOK, max(requests[index].max_tokens - steps[slot] for slot, index in holds.items()))
+            if count < 1:
+                raise RuntimeError("a row outlived its budget")
             highest = max(len(requests[index].context) + steps[slot] for slot, index in holds.items()) + count - 1
             self._advance(rows, min(_pages(highest), slots.length), count)
             steps = {slot: taken + count for slot, taken in steps.items()}
