@@ -201,6 +201,38 @@ def test_the_adapter_starts_from_the_seed_alone(lab: Lab, tmp_path: Path) -> Non
     assert not any(tensor.any() for name, tensor in made[0].items() if "lora_B" in name)
 
 
+def test_adapters_are_float32_on_bfloat16_weights(lab: Lab, tmp_path: Path) -> None:
+    """A step of 1e-5 is lost in BF16: its numbers near 0.01 lie 6e-5 apart."""
+    half = replace(lab, model=copy.deepcopy(lab.model).bfloat16())
+    recorder = half.recorder(tmp_path, half.scripted(), 160, settings(lab.study, steps=1))
+    trainer = half.trainer(recorder)
+    initial = grpo.adapter_state(trainer.model)
+    trainer.train()
+    final = grpo.adapter_state(trainer.model)
+    assert {tensor.dtype for tensor in (*initial.values(), *final.values())} == {torch.float32}
+    assert {weight.dtype for weight in trainer.model.parameters() if not weight.requires_grad} == {torch.bfloat16}
+    assert any(not tensor.equal(initial[name]) for name, tensor in final.items())
+
+
+def test_training_keeps_no_logits_of_the_whole_vocabulary(lab: Lab, tmp_path: Path) -> None:
+    """The head is only ever called by the sampler, on one position a row; the loss projects in tiles."""
+    recorder = lab.recorder(tmp_path, lab.sampling(), 6, settings(lab.study, steps=1))
+    trainer = lab.trainer(recorder)
+    shapes: list[torch.Size] = []
+    trainer.model.get_output_embeddings().register_forward_hook(lambda _, __, logits: shapes.append(logits.shape))
+    trainer.train()
+    assert shapes
+    assert {shape[1] for shape in shapes} == {1}
+
+
+def test_several_visible_gpus_are_refused(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    recorder = lab.recorder(tmp_path, lab.scripted(), 160, settings(lab.study))
+    cuda = lab.study.model.model_copy(update={"device": "cuda"})
+    with pytest.raises(grpo.DeviceError, match="sees 2; set CUDA_VISIBLE_DEVICES to one"):
+        grpo.trainer(lab.model, lab.tokenizer, recorder, recorder.settings, lab.study.decoding, 160, cuda)
+
+
 def test_every_adapter_tensor_is_trained(run: Run) -> None:
     targets = len(run.settings.lora.targets) * run.lab.model.config.num_hidden_layers
     assert len(run.initial) == len(run.final) == 2 * targets

@@ -53,6 +53,10 @@ class BoundaryError(RuntimeError):
     """TRL was about to train on something the records do not show."""
 
 
+class DeviceError(RuntimeError):
+    """The training process sees devices it cannot use as configured."""
+
+
 class Recorder:
     """Plays, records and checks the episodes of one training run.
 
@@ -237,7 +241,15 @@ def trainer(
     budget: int,
     device: Model,
 ) -> RecordedTrainer:
-    """The configured trainer; the reference of its KL term is the same model with the adapter off."""
+    """The configured trainer; the reference of its KL term is the same model with the adapter off.
+
+    Adapters are float32 whatever the weights are, and no logits of the whole vocabulary are kept: PEFT and TRL 1.16 see to both
+    (`autocast_adapter_dtype`, `add_fused_lm_head`), tests watch them.
+
+    Raises:
+        DeviceError: more than one GPU is visible.
+    """
+    check_single_gpu(device)
     arguments = GRPOConfig(
         output_dir=str(recorder.work),
         max_steps=settings.steps,
@@ -283,6 +295,18 @@ def trainer(
     made.remove_callback(PrinterCallback)  # StepLog prints
     made.recorder = recorder
     return made
+
+
+def check_single_gpu(device: Model) -> None:
+    """Refuse several visible GPUs: `Trainer` would wrap the model in `nn.DataParallel`, which plays no part in this study.
+
+    Choosing one here would leave the choice to chance where jobs share a node. Raises `DeviceError`.
+    """
+    visible = torch.cuda.device_count() if device.device == "cuda" else 1
+    if visible > 1:
+        raise DeviceError(
+            f"training uses one GPU and this process sees {visible}; set CUDA_VISIBLE_DEVICES to one of them, or ask the scheduler for one"
+        )
 
 
 def recorded_reward(reward: list[float], **_: Any) -> list[float]:

@@ -4,6 +4,11 @@ import torch
 
 from agentrl.config import Decoding
 
+TIES = 44
+"""Ids tied with the k-th for which `candidates` leaves room."""
+MAX_TOP_K = 256
+"""Above it a whole row is sorted."""
+
 
 def truncate(logits: torch.Tensor, decoding: Decoding) -> torch.Tensor:
     """Probabilities after temperature, top-k, top-p and min-p, in that order, as transformers orders its warpers.
@@ -30,7 +35,28 @@ def truncate(logits: torch.Tensor, decoding: Decoding) -> torch.Tensor:
     return probabilities / probabilities.sum(-1, keepdim=True)
 
 
-def choose(logits: torch.Tensor, decoding: Decoding, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def candidates(logits: torch.Tensor, decoding: Decoding) -> torch.Tensor | None:
+    """The ids among which top-k decides, in id order; None where it does not narrow the vocabulary that far.
+
+    Sorting 151,936 probabilities a row costs a GPU more than the attention of the step. BF16 logits tie often, and every id tied with
+    the k-th is kept, hence the spare room; of more than `TIES` tied ids it is `topk` that decides which stay.
+
+    Args:
+        logits: (rows, vocabulary).
+        decoding: `top_k` 0 keeps everything.
+
+    Returns:
+        (rows, top_k + TIES) int64, ascending in each row.
+    """
+    width = decoding.top_k + TIES
+    if not 0 < decoding.top_k <= MAX_TOP_K or width >= logits.shape[-1]:
+        return None
+    return logits.topk(width, dim=-1).indices.sort(-1).values
+
+
+def choose(
+    logits: torch.Tensor, decoding: Decoding, uniforms: torch.Tensor, narrow: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample one id per row by inverse transform, and its log-probability before truncation.
 
     Inverse transform from a row's own uniform number, in id order, makes a row's choice a function of its logits and its key alone;
@@ -40,6 +66,7 @@ def choose(logits: torch.Tensor, decoding: Decoding, uniforms: torch.Tensor) -> 
         logits: (rows, vocabulary).
         decoding: temperature 0 is greedy; its log-probabilities are then those of temperature 1.
         uniforms: (rows,) float64 in [0, 1).
+        narrow: look at `candidates` only. The same ids, but for rounding in the last place of a cumulative probability.
 
     Returns:
         ids (rows,) int64 and log-probabilities (rows,) float32 in nats.
@@ -48,10 +75,14 @@ def choose(logits: torch.Tensor, decoding: Decoding, uniforms: torch.Tensor) -> 
     if decoding.temperature == 0:
         ids = logits.argmax(-1)
     else:
-        cumulative = truncate(logits, decoding).double().cumsum(-1)
+        kept = candidates(logits, decoding) if narrow else None
+        pool = logits if kept is None else logits.gather(-1, kept)
+        cumulative = truncate(pool, decoding).double().cumsum(-1)
         target = uniforms.to(cumulative.device).unsqueeze(-1) * cumulative[:, -1:]
         ids = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
-        ids = ids.clamp(max=logits.shape[-1] - 1)
+        ids = ids.clamp(max=pool.shape[-1] - 1)
+        if kept is not None:
+            ids = kept.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
     scaled = logits / (decoding.temperature or 1.0)
     logprobs = scaled.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - scaled.logsumexp(-1)
     return ids, logprobs

@@ -1,11 +1,12 @@
 """The portable engine: batched decoding with a transformers model, on any device.
 
 The decode loop is ours rather than `generate`'s because three things must hold at once: every row draws from its own random stream,
-every row has its own budget, and a finished row leaves the batch at once.
+every row has its own budget, and a finished row leaves the batch at once. There are two loops: the dynamic one below, for CPUs and any
+architecture, and `static` for Qwen3 on a GPU, which `scripts/benchmark.py` measures beside it.
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -13,8 +14,13 @@ from transformers import DynamicCache, PreTrainedModel
 
 from agentrl.config import Decoding
 from agentrl.engine.base import EngineError, Request, Sample
+from agentrl.engine.forward import base_model, cache_keyword, supported
 from agentrl.engine.sampling import choose
+from agentrl.engine.static import MAX_SLOTS, StaticLoop
 from agentrl.seeding import stream
+
+Loop = Literal["auto", "dynamic", "graphed", "compiled"]
+"""`graphed`: the static loop as CUDA graphs; `compiled`: its layers compiled as well. `auto`: compiled for Qwen3 on a GPU, else dynamic."""
 
 
 class TransformersEngine:
@@ -24,21 +30,35 @@ class TransformersEngine:
         model: a causal language model; its mode and device are the caller's business.
         decoding: sampling settings, the same for every row.
         stop_ids: ids that end a row; the stop id itself is part of the sample.
-        pad_id: fills the left of shorter contexts, masked out.
+        pad_id: fills shorter contexts, masked out.
+        loop: how to decode.
+        slots: rows at once in the static loop.
     """
 
     name = "transformers"
 
-    def __init__(self, model: PreTrainedModel, decoding: Decoding, stop_ids: Collection[int], pad_id: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, decoding: Decoding, stop_ids: Collection[int], pad_id: int,
+        loop: Loop = "auto", slots: int = MAX_SLOTS,
+    ) -> None:  # fmt: skip
         self.model, self.decoding, self.pad_id = model, decoding, pad_id
         self.stop_ids = torch.tensor(sorted(stop_ids))
+        self.wanted, self.most = loop, slots
+        self.static: StaticLoop | None = None
+
+    @property
+    def loop(self) -> Loop:
+        """The loop that decodes this model on its device."""
+        if self.wanted != "auto":
+            return self.wanted
+        return "compiled" if self.model.device.type == "cuda" and supported(self.model) else "dynamic"
 
     def describe(self) -> dict[str, Any]:
-        """Engine, versions, dtype and device."""
+        """Engine, loop, versions, dtype and device."""
+        loop = "graphed" if self.static is not None and not self.static.compiled else self.loop
         versions = {"transformers": transformers.__version__, "torch": torch.__version__}
-        return {"engine": self.name, "dtype": str(self.model.dtype), "device": str(self.model.device), **versions}
+        return {"engine": self.name, "loop": loop, "dtype": str(self.model.dtype), "device": str(self.model.device), **versions}
 
-    @torch.inference_mode()
     def generate(self, requests: Sequence[Request]) -> list[Sample]:
         """Sample every request as one batch."""
         if not requests:
@@ -47,11 +67,21 @@ class TransformersEngine:
             if request.max_tokens < 1 or not request.context:
                 raise EngineError(f"row {request.key}: needs a context and room for one token, got {request.max_tokens}")
         try:
-            return self._decode(requests)
+            return self._dynamic(requests) if self.loop == "dynamic" else self._static().run(requests, _uniforms)
         except (RuntimeError, IndexError) as error:  # CUDA faults and out-of-memory; on a CPU an id outside the vocabulary is an IndexError
             raise EngineError(f"{self.name} engine failed on {len(requests)} rows: {error}") from error
 
-    def _decode(self, requests: Sequence[Request]) -> list[Sample]:
+    def _static(self) -> StaticLoop:
+        """The static loop over the model as it is now; training hands over the same model before every batch."""
+        if self.static is None or self.static.model is not self.model:
+            if not supported(self.model):
+                raise EngineError(f"the {self.loop} loop knows Qwen3 only, not {type(base_model(self.model)).__name__}; use loop='dynamic'")
+            graphs, compiled = self.model.device.type == "cuda", self.loop == "compiled"
+            self.static = StaticLoop(self.model, self.decoding, self.stop_ids, self.pad_id, self.most, compiled, graphs)
+        return self.static
+
+    @torch.inference_mode()
+    def _dynamic(self, requests: Sequence[Request]) -> list[Sample]:
         device = self.model.device
         budgets = torch.tensor([request.max_tokens for request in requests])
         uniforms = _uniforms(requests, int(budgets.max()))
@@ -59,15 +89,14 @@ class TransformersEngine:
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         rows = torch.arange(len(requests))  # rows still running, by request index
         cache = DynamicCache(config=self.model.config)
+        cached = {cache_keyword(base_model(self.model)): cache}
         sampled: list[list[int]] = [[] for _ in requests]
         logprobs: list[list[float]] = [[] for _ in requests]
         finish: list[str] = ["length"] * len(requests)
         step = 0
         while True:
-            output = self.model(
-                input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
-            )
-            chosen, scores = choose(output.logits[:, -1], self.decoding, uniforms[rows, step])
+            output = self.model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1, **cached)
+            chosen, scores = choose(output.logits[:, -1], self.decoding, uniforms[rows, step], narrow=device.type == "cuda")
             chosen, scores = chosen.cpu(), scores.cpu()
             if not torch.isfinite(scores).all():
                 raise RuntimeError("the model returned logits that are not finite")

@@ -1,0 +1,133 @@
+"""Tokens per second of one method at one number of sequences.
+
+Each cell runs three times on prompts of its own: a warm-up that is not counted (compilation, graphs, workspaces), one sampled token per
+sequence for the prompts' share, and the timed run. Lengths are fixed, because a random policy never ends a turn: no stop id can be
+sampled, or at least as many tokens are forced as allowed.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from random import Random
+from typing import Any, Protocol
+
+import torch
+from transformers import PreTrainedModel
+
+from agentrl.benchmark.limit import synchronize
+from agentrl.benchmark.scale import Scale
+from agentrl.config import Decoding, Model
+from agentrl.engine.base import Engine, Request
+from agentrl.engine.transformers import TransformersEngine
+
+WARM_TOKENS = 4
+"""Of methods that compile nothing."""
+Prompts = Sequence[Sequence[int]]
+
+
+class NotInstalledError(RuntimeError):
+    """A method's package is not there: the cell says so and the benchmark goes on."""
+
+
+class Method(Protocol):
+    """Continues every prompt by so many tokens; returns how many were sampled."""
+
+    def __call__(self, prompts: Prompts, new: int) -> int:
+        """Sample."""
+        ...
+
+
+def sequential(model: PreTrainedModel, decoding: Decoding) -> Method:
+    """`generate`, one sequence after another: how the pilot evaluated."""
+    return lambda prompts, new: sum(_generate(model, decoding, [prompt], new) for prompt in prompts)
+
+
+def batched(model: PreTrainedModel, decoding: Decoding) -> Method:
+    """`generate` on one batch."""
+    return lambda prompts, new: _generate(model, decoding, prompts, new)
+
+
+def _generate(model: PreTrainedModel, decoding: Decoding, prompts: Prompts, new: int) -> int:
+    ids = torch.tensor([list(prompt) for prompt in prompts], device=model.device)
+    settings = {"temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": decoding.top_k}
+    with torch.inference_mode():
+        out = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new, do_sample=True, pad_token_id=0,
+            **settings,
+        )  # fmt: skip
+    return int(out[:, ids.shape[1] :].numel())
+
+
+def ours(engine: Engine) -> Method:
+    """Any engine of this project."""
+    runs = iter(range(1_000_000))
+
+    def method(prompts: Prompts, new: int) -> int:
+        run = next(runs)
+        rows = [Request(list(prompt), new, ("benchmark", run, row)) for row, prompt in enumerate(prompts)]
+        return sum(len(sample.ids) for sample in engine.generate(rows))
+
+    return method
+
+
+def transformers_method(model: PreTrainedModel, decoding: Decoding, name: str, count: int) -> Method:
+    """A method over loaded weights."""
+    if name == "hf-sequential":
+        return sequential(model, decoding)
+    if name == "hf-batched":
+        return batched(model, decoding)
+    never = model.config.vocab_size  # outside the vocabulary: no row stops early
+    return ours(TransformersEngine(model, decoding, [never], 0, name, slots=count))  # type: ignore[arg-type]
+
+
+def vllm_section(scale: Scale) -> Model:
+    """The `model` section that asks for vLLM. Raises `NotInstalledError`."""
+    if find_spec("vllm") is None:
+        raise NotInstalledError("vllm is not installed")
+    if "engine" not in Model.model_fields:
+        raise NotInstalledError("this checkout has no vLLM engine")
+    return Model.model_validate(scale.model.model_dump() | {"engine": "vllm"})
+
+
+def measure(method: Method, name: str, scale: Scale, count: int) -> dict[str, Any]:
+    """One cell: tokens, seconds, and the decode rate without the prompts' share.
+
+    Args:
+        method: what to time.
+        name: the method's name in `scale`.
+        scale: sizes.
+        count: sequences at once.
+    """
+    new = scale.new[name]
+    random = Random(f"{name}/{count}")
+    warm = WARM_TOKENS if name.startswith(("hf-", "dynamic")) else new
+    _, startup = timed(lambda: method(_prompts(scale, count, random), warm), scale)
+    first, prompts = timed(lambda: method(_prompts(scale, count, random), 1), scale)
+    tokens, seconds = timed(lambda: method(_prompts(scale, count, random), new), scale)
+    facts = {
+        "sequences": count,
+        "prompt_tokens": scale.prompt,
+        "new_tokens": new,
+        "tokens": tokens,
+        "seconds": round(seconds, 4),
+        "startup_seconds": round(startup, 2),
+        "prompt_seconds": round(prompts, 4),
+        "tokens_per_second": round(tokens / seconds, 2),
+    }
+    if seconds > prompts:  # else the clock's noise is larger than the work
+        facts["decode_tokens_per_second"] = round((tokens - first) / (seconds - prompts), 2)
+    return facts
+
+
+def timed(call: Callable[[], int], scale: Scale) -> tuple[int, float]:
+    """What the call returned and its wall seconds, the device's work included."""
+    synchronize(scale)
+    began = time.perf_counter()
+    found = call()
+    synchronize(scale)
+    return found, time.perf_counter() - began
+
+
+def _prompts(scale: Scale, count: int, random: Random) -> Prompts:
+    """Random ids, new ones for every run: no prefix cache may help."""
+    return [[random.randrange(3, scale.shape["vocab_size"]) for _ in range(scale.prompt)] for _ in range(count)]
