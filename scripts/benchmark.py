@@ -23,6 +23,7 @@ from agentrl.benchmark.result import Result
 from agentrl.benchmark.scale import FULL, SMALL, Scale, make_checkpoint
 from agentrl.engine.loading import open_engine
 from agentrl.policy import load_model
+from agentrl.strictyaml import read_yaml
 
 ROOT = Path(__file__).parents[1]
 
@@ -57,7 +58,7 @@ class Bench:
 
     def __init__(self, scale: Scale, tokenizer: Path, folder: Path, out: Path, merge: bool) -> None:
         self.scale, self.folder = scale, folder
-        self.study = config.validate(config.read_yaml(ROOT / "config.yaml"))
+        self.study = config.validate(read_yaml(ROOT / "config.yaml"))
         self.parameters = make_checkpoint(scale, tokenizer, folder)
         sizes = {name: getattr(scale, name) for name in ("prompt", "new", "budget", "steps", "shape")}
         settings = {"parameters": self.parameters, **sizes, "decoding": self.study.decoding.model_dump()}

@@ -24,7 +24,7 @@ import torch  # noqa: E402 - the path comes first
 from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402
 
 from agentrl import grpo  # noqa: E402
-from agentrl.config import Study, TrainingSettings, read_yaml, validate  # noqa: E402
+from agentrl.config import Study, TrainingSettings, validate  # noqa: E402
 from agentrl.engine.base import Request, follow  # noqa: E402
 from agentrl.engine.loading import Training, open_engine, trained_model  # noqa: E402
 from agentrl.engine.transformers import TransformersEngine  # noqa: E402
@@ -32,6 +32,7 @@ from agentrl.health import sampler_gap  # noqa: E402
 from agentrl.policy import load_model  # noqa: E402
 from agentrl.reward import random_reward  # noqa: E402
 from agentrl.rollout import Rollout  # noqa: E402
+from agentrl.strictyaml import read_yaml  # noqa: E402
 from agentrl.tasks import generate  # noqa: E402
 
 PROMPT, BUDGET = 512, 768

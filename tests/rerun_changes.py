@@ -30,7 +30,8 @@ from rerun_edits import (
 from rerun_expected import COMMANDS, DESIGN_KEYS, Design, code, first_jobs, reads, users, wave
 from test_config import EVERY_KEY, alternatives, get, is_override, put
 
-from agentrl.config import ConfigError, read_yaml, validate
+from agentrl.config import ConfigError, validate
+from agentrl.strictyaml import read_yaml
 from agentrl.tasks import FAMILIES
 
 MICRO, DEMO = Design(), Design(seeds=(21,), demo=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from agentrl.config import read_yaml
+from agentrl.strictyaml import read_yaml
 
 STUDY = "results/micro"
 

@@ -18,7 +18,7 @@ from rerun_bases import DEMO_CONFIGS, Bases  # noqa: E402
 from rerun_changes import all_changes, imports  # noqa: E402
 from rerun_plans import planners  # noqa: E402
 
-from agentrl.config import read_yaml  # noqa: E402
+from agentrl.strictyaml import read_yaml  # noqa: E402
 
 OUT = ROOT / "benchmarks/reruns/reruns.md"
 

@@ -21,8 +21,8 @@ from rerun_edits import STUDY, append, write
 from rerun_expected import COMMANDS, LATE, first_jobs, reads, wave
 from rerun_plans import CONFIGS, Plan, Planner, planners
 
-from agentrl.config import read_yaml
 from agentrl.hashing import sha256
+from agentrl.strictyaml import read_yaml
 
 pytestmark = pytest.mark.reruns
 ROOT = Path(__file__).resolve().parents[1]

@@ -24,7 +24,7 @@ from scipy import stats
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentrl import grpo
-from agentrl.config import Decoding, Model, Study, TrainingSettings, read_yaml, validate
+from agentrl.config import Decoding, Model, Study, TrainingSettings, validate
 from agentrl.engine.base import Engine, Request, Sample
 from agentrl.engine.sampling import truncate
 from agentrl.engine.transformers import TransformersEngine
@@ -33,6 +33,7 @@ from agentrl.health import StepRecord, check_ratio
 from agentrl.protocol import ChatProtocol, load_tokenizer
 from agentrl.reward import random_reward
 from agentrl.rollout import Rollout
+from agentrl.strictyaml import read_yaml
 from agentrl.tasks import Task, generate
 from agentrl.trajectory import Trajectory
 from agentrl.verify.replay import replay

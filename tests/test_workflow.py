@@ -120,7 +120,7 @@ def test_statistics_follow_from_the_episodes(micro: Path) -> None:
 
 def test_the_verdict_of_one_seed_names_what_is_missing(micro: Path) -> None:
     found = load(micro / STUDY / "statistics/verdict.json")
-    assert found["placebos"] == ["placebo"]
+    assert found["placebos"] == {"placebo": "agent-test"}
     assert found["rule"]["pilot"]["missing"][0] == "insufficient seeds: 1 of 5"
     text = (micro / STUDY / "summary/summary.md").read_text(encoding="utf-8")
     assert "improved by the rule" not in text
@@ -293,7 +293,7 @@ def test_another_preflight_retrains_nothing(micro: Path) -> None:
 
 def test_an_arm_trains_with_its_own_settings(own: Path) -> None:
     """Two steps instead of three, binary reward: the manifest says so, and verification compares it with the sections."""
-    write_json(own / STUDY / "config/arm-pilot.json", {"reward": "binary", "training": {"steps": 2, "lora": {"r": 4}}})
+    write_json(own / STUDY / "config/arm-pilot.json", {"reward": "binary", "training": {"steps": 2, "lora": {"r": 4}}, "warmup": None})
     subprocess.run(train_command(own), cwd=own, check=True, capture_output=True)
     run = own / STUDY / "arms/pilot/seed-3/train"
     manifest, base = load(run / "manifest.json"), load(own / STUDY / "config/training.json")
@@ -304,7 +304,7 @@ def test_an_arm_trains_with_its_own_settings(own: Path) -> None:
     findings = Findings(own / STUDY)
     check_configs(own / STUDY, [run], findings)
     assert findings.passed, findings.first
-    write_json(own / STUDY / "config/arm-pilot.json", {"reward": "binary", "training": {"steps": 2}})
+    write_json(own / STUDY / "config/arm-pilot.json", {"reward": "binary", "training": {"steps": 2}, "warmup": None})
     check_configs(own / STUDY, [run], findings)
     assert "config" in findings.first
 
@@ -319,7 +319,7 @@ def test_an_arm_that_could_not_learn_is_refused_by_name(own: Path) -> None:
     write_json(folder / "manifest.json", {**manifest, "outputs": hash_files(folder, ["episodes.jsonl"])})
     for arm, reward in (("pilot", "shaped"), ("hopeless", "binary"), ("placebo", "random")):
         section, out = own / STUDY / f"config/arm-{arm}.json", own / f"{arm}.json"
-        write_json(section, {"reward": reward, "training": {}})
+        write_json(section, {"reward": reward, "training": {}, "warmup": None})
         arguments = ["--arm", arm, "--arm-section", str(section), "--preflight", str(folder / "manifest.json"), "--out", str(out)]
         done = subprocess.run([sys.executable, "scripts/admit_arm.py", *arguments], cwd=own, text=True, capture_output=True, check=False)
         assert out.exists() == (done.returncode == 0) == (arm != "hopeless"), done.stderr
