@@ -295,9 +295,10 @@ class Job(SimpleNamespace):
 def job(tmp_path: Path, word: str = "one") -> Job:
     parameters = type("Parameters", (list,), {"keys": lambda self: ["word"]})([word])
     given = tmp_path / "in.txt"
-    given.touch()
+    if not given.exists():
+        given.touch()
     return Job(
-        output=["out.txt"], input=[str(given)], params=parameters, shellcmd=f"echo {word}", rule=SimpleNamespace(name="work"), resources={}
+        output=["out.txt"], input=[str(given)], params=parameters, shellcmd="echo", rule=SimpleNamespace(name="work"), resources={}
     )
 
 
