@@ -297,9 +297,7 @@ def job(tmp_path: Path, word: str = "one") -> Job:
     given = tmp_path / "in.txt"
     if not given.exists():
         given.touch()
-    return Job(
-        output=["out.txt"], input=[str(given)], params=parameters, shellcmd="echo", rule=SimpleNamespace(name="work"), resources={}
-    )
+    return Job(output=["out.txt"], input=[str(given)], params=parameters, shellcmd="echo", rule=SimpleNamespace(name="work"), resources={})
 
 
 def test_a_fingerprint_follows_parameters_and_inputs_and_the_key_only_outputs(tmp_path: Path) -> None:
