@@ -289,7 +289,8 @@ def test_a_running_command_survives_kill_9_and_is_taken_over(project: Project, d
     assert project.runs() == ["one"]
     assert len(double.started) == 1
     assert not project.records()
-    tell("kill -9 of Snakemake" + ("" if known else " before the master's answer arrived"), "command taken over at restart, job ran once")
+    when = "" if known else " before the answer arrived (id struck from the record)"
+    tell(f"kill -9 of Snakemake{when}", "command taken over at restart, job ran once")
 
 
 def test_a_command_for_other_parameters_is_ended_before_the_job_is_submitted_anew(project: Project, double: Double, tell: Tell) -> None:

@@ -14,6 +14,7 @@ from determined_project import PLUGINS, Project
 
 
 @pytest.mark.determined
+@pytest.mark.timeout(1800)  # two studies of a minute each, on a busy machine
 def test_a_whole_study_runs_as_commands_with_the_same_summary(micro: Path, tmp_path: Path) -> None:
     folder = micro_study.copy_project(tmp_path / "study")
     with Double(tmp_path / "node") as double:
