@@ -1,6 +1,6 @@
 """Measure on this machine's GPU how fast each engine decodes and how long a GRPO step takes, against the bandwidth limit.
 
-One run takes about eight minutes of an H200 and writes its JSON file and tables after every cell. `--only` names cells by pattern
+One run is meant to take about ten minutes of an H200 and writes its JSON file and tables after every cell. `--only` names cells by pattern
 (`speed/compiled/*`, `grpo/trl`), `--merge` adds to an existing file, `--tiny` tries everything in seconds on a CPU.
 """
 
@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--merge", action="store_true", help="keep the other cells of --out")
     parser.add_argument("--tiny", action="store_true", help="a tiny policy on the CPU: tests the benchmark, measures nothing")
     parser.add_argument("--tokenizer", type=Path, default=ROOT / "tests/data/start", help="any tokenizer of the protocol")
+    parser.add_argument("--commit", help="what to record where this copy of the code has no git history")
     parser.add_argument("--seconds", type=float, default=540.0, help="start no further cell after so many seconds")
     args = parser.parse_args()
     scale = SMALL if args.tiny else FULL
@@ -46,6 +47,7 @@ def main() -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(scale, args.tokenizer, Path(folder), args.out, args.merge)
+        bench.result.run["commit"] = bench.result.run["commit"] or args.commit
         for name in cells:
             late = time.monotonic() - began > args.seconds
             bench.result.add(name, {"skipped": "not run: time limit"} if late else bench.cell(name))
