@@ -67,6 +67,7 @@ class Bench:
         self.speed = limit.bandwidth(scale)
         self.result.content["bandwidth"] = {"bytes_per_second": round(self.speed), "copied_bytes": scale.buffer}
         self.loaded: tuple[str, Any] | None = None
+        self.opened = 0.0
 
     def cell(self, name: str) -> dict[str, Any]:
         """Facts of one cell; a method that fails or is not installed says so, and the next one has its turn."""
@@ -96,7 +97,7 @@ class Bench:
         facts = decoding.measure(call, method, self.scale, count)
         together = 1 if method == "hf-sequential" else count
         fastest = limit.limit(self.scale, self.parameters, together, self.scale.new[method], self.speed)
-        facts["limit"] = round(fastest, 1)
+        facts |= {"limit": round(fastest, 1), "loading_seconds": round(self.opened, 2)}
         if "decode_tokens_per_second" in facts:
             facts["percent_of_limit"] = round(100 * facts["decode_tokens_per_second"] / fastest, 2)
         return facts
@@ -105,7 +106,9 @@ class Bench:
         """Weights or engine, kept from cell to cell."""
         if self.loaded is None or self.loaded[0] != kind:
             self.free()
+            began = time.monotonic()
             self.loaded = (kind, opened())
+            self.opened = time.monotonic() - began
         return self.loaded[1]
 
     def free(self) -> None:
@@ -120,7 +123,7 @@ def summary(facts: dict[str, Any]) -> str:
     """One cell in one line."""
     if "tokens_per_second" in facts:
         share = f"{facts.get('percent_of_limit', '?')}% of the limit"
-        return f"{facts['tokens_per_second']:,.0f} tokens/s, {share}, start-up {facts['startup_seconds']} s"
+        return f"{facts['tokens_per_second']:,.0f} tokens/s, {share}, start-up {facts['loading_seconds']} + {facts['startup_seconds']} s"
     if "step_seconds" in facts:
         return f"{facts['step_seconds']} s a step, {facts.get('parts', {})}"
     return str(facts.get("skipped") or facts["error"])

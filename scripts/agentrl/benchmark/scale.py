@@ -18,7 +18,7 @@ QWEN3_1_7B = {
 }  # fmt: skip
 """`config.json` of Qwen/Qwen3-1.7B."""
 TINY = QWEN3_1_7B | {"vocab_size": 2000, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-                     "num_key_value_heads": 2, "head_dim": 16}  # fmt: skip
+                     "num_key_value_heads": 2, "head_dim": 32}  # fmt: skip
 
 
 @dataclass(frozen=True)
