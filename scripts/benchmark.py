@@ -1,6 +1,6 @@
 """Measure on this machine's GPU how fast each engine decodes and how long a GRPO step takes, against the bandwidth limit.
 
-One run takes about eight minutes of an H200 and writes its JSON file and tables after every cell. `--only` names cells by pattern
+One run is meant to take about ten minutes of an H200 and writes its JSON file and tables after every cell. `--only` names cells by pattern
 (`speed/compiled/*`, `grpo/trl`), `--merge` adds to an existing file, `--tiny` tries everything in seconds on a CPU.
 """
 
@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--merge", action="store_true", help="keep the other cells of --out")
     parser.add_argument("--tiny", action="store_true", help="a tiny policy on the CPU: tests the benchmark, measures nothing")
     parser.add_argument("--tokenizer", type=Path, default=ROOT / "tests/data/start", help="any tokenizer of the protocol")
+    parser.add_argument("--commit", help="what to record where this copy of the code has no git history")
     parser.add_argument("--seconds", type=float, default=540.0, help="start no further cell after so many seconds")
     args = parser.parse_args()
     scale = SMALL if args.tiny else FULL
@@ -47,6 +48,7 @@ def main() -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(scale, args.tokenizer, Path(folder), args.out, args.merge)
+        bench.result.run["commit"] = bench.result.run["commit"] or args.commit
         for name in cells:
             late = time.monotonic() - began > args.seconds
             bench.result.add(name, {"skipped": "not run: time limit"} if late else bench.cell(name))
@@ -66,6 +68,7 @@ class Bench:
         self.speed = limit.bandwidth(scale)
         self.result.content["bandwidth"] = {"bytes_per_second": round(self.speed), "copied_bytes": scale.buffer}
         self.loaded: tuple[str, Any] | None = None
+        self.opened = 0.0
 
     def cell(self, name: str) -> dict[str, Any]:
         """Facts of one cell; a method that fails or is not installed says so, and the next one has its turn."""
@@ -95,7 +98,7 @@ class Bench:
         facts = decoding.measure(call, method, self.scale, count)
         together = 1 if method == "hf-sequential" else count
         fastest = limit.limit(self.scale, self.parameters, together, self.scale.new[method], self.speed)
-        facts["limit"] = round(fastest, 1)
+        facts |= {"limit": round(fastest, 1), "loading_seconds": round(self.opened, 2)}
         if "decode_tokens_per_second" in facts:
             facts["percent_of_limit"] = round(100 * facts["decode_tokens_per_second"] / fastest, 2)
         return facts
@@ -104,7 +107,9 @@ class Bench:
         """Weights or engine, kept from cell to cell."""
         if self.loaded is None or self.loaded[0] != kind:
             self.free()
+            began = time.monotonic()
             self.loaded = (kind, opened())
+            self.opened = time.monotonic() - began
         return self.loaded[1]
 
     def free(self) -> None:
@@ -119,7 +124,7 @@ def summary(facts: dict[str, Any]) -> str:
     """One cell in one line."""
     if "tokens_per_second" in facts:
         share = f"{facts.get('percent_of_limit', '?')}% of the limit"
-        return f"{facts['tokens_per_second']:,.0f} tokens/s, {share}, start-up {facts['startup_seconds']} s"
+        return f"{facts['tokens_per_second']:,.0f} tokens/s, {share}, start-up {facts['loading_seconds']} + {facts['startup_seconds']} s"
     if "step_seconds" in facts:
         return f"{facts['step_seconds']} s a step, {facts.get('parts', {})}"
     return str(facts.get("skipped") or facts["error"])

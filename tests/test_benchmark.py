@@ -126,7 +126,7 @@ def test_full_scale_is_the_pilot_s() -> None:
     mlp = 3 * width * QWEN3_1_7B["intermediate_size"]
     assert QWEN3_1_7B["vocab_size"] * width + layers * (attention + mlp + 2 * width) + width == QWEN3_PARAMETERS
     assert (FULL.budget, FULL.prompt, FULL.steps["compiled"]) == (768, 512, 16)
-    assert FULL.cells()[-1] == "grpo/vllm"
+    assert FULL.cells()[-6:] == ["grpo/vllm", *(f"speed/vllm/{count}" for count in (1, 4, 32, 128, 512))]
 
 
 def test_prompts_never_repeat() -> None:

@@ -1,5 +1,6 @@
 """The benchmark's JSON file, written after every cell, and the tables made from it."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def _notes(content: dict[str, Any]) -> list[str]:
     settings = content["settings"]
     runs = [cell["run"] for cell in content["cells"].values()]
     commits = sorted({str(run["commit"])[:9] + (" with changes" if run["dirty"] else "") for run in runs})
-    commands = sorted({" ".join(run["command"]) for run in runs})
+    commands = sorted({shlex.join(run["command"]) for run in runs})
     packages = {name: version for run in runs for name, version in run["packages"].items()}
     named = ", ".join(f"{name} {packages[name]}" for name in ("torch", "transformers", "trl", "peft", "vllm") if name in packages)
     return [
