@@ -133,7 +133,7 @@ def table(result: dict[str, Any]) -> str:
     lines = [
         f"Median of {result['repeats']} plans, seconds; {host['cpus']} cores ({host['processor']}), {versions}, {commit}.",
         "",
-        "Load is the machine's average number of runnable processes: with nothing else to do, wall seconds are CPU seconds.",
+        "Load is the machine's average number of runnable processes: with nothing else to do, wall seconds come close to CPU seconds.",
         "",
         "| arms x seeds | jobs | `-n`, fresh: wall | CPU | load | output, KB | `-n`, finished: wall | CPU | load |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
