@@ -7,6 +7,7 @@ of them alike, and CPU seconds stand beside wall seconds.
 
 import argparse
 import json
+import os
 import re
 import resource
 import shutil
@@ -97,18 +98,19 @@ def execute(folder: Path) -> float:
 
 def measure(rows: list[dict[str, Any]], studies: dict[str, Path], repeats: int, state: str) -> None:
     """Plan every study `repeats` times in turns; medians of wall and CPU seconds, the output's size and the number of jobs."""
-    samples: dict[str, list[tuple[float, float]]] = {row["size"]: [] for row in rows}
+    samples: dict[str, list[tuple[float, float, float]]] = {row["size"]: [] for row in rows}
     said: dict[str, str] = {}
     for _ in range(repeats):
         for size, taken in samples.items():
             seconds, cpu, said[size] = plan(studies[size])
-            taken.append((seconds, cpu))
+            taken.append((seconds, cpu, os.getloadavg()[0]))
     for row in rows:
         taken, text = samples[row["size"]], said[row["size"]]
         if (state == "finished") != ("Nothing to be done" in text):
             sys.exit(f"error: a {state} study of {row['size']} planned otherwise:\n{text[-3000:]}")
-        row[f"{state}_seconds"], row[f"{state}_cpu_seconds"] = (round(median(values), 1) for values in zip(*taken, strict=True))
-        row[f"{state}_worst_seconds"] = round(max(seconds for seconds, _ in taken), 1)
+        names = (f"{state}_seconds", f"{state}_cpu_seconds", f"{state}_load")
+        row |= {name: round(median(values), 1) for name, values in zip(names, zip(*taken, strict=True), strict=True)}
+        row[f"{state}_worst_seconds"] = round(max(seconds for seconds, *_ in taken), 1)
         if state == "fresh":
             total = re.search(r"^total +(\d+)$", text, re.MULTILINE)
             row |= {"jobs": int(total[1]) if total else 0, "output_kb": len(text) >> 10}
@@ -131,11 +133,15 @@ def table(result: dict[str, Any]) -> str:
     lines = [
         f"Median of {result['repeats']} plans, seconds; {host['cpus']} cores ({host['processor']}), {versions}, {commit}.",
         "",
-        "| arms x seeds | jobs | `-n`, fresh: wall | CPU | output, KB | `-n`, finished: wall | CPU |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "Load is the machine's average number of runnable processes: with nothing else to do, wall seconds come close to CPU seconds.",
+        "",
+        "| arms x seeds | jobs | `-n`, fresh: wall | CPU | load | output, KB | `-n`, finished: wall | CPU | load |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in result["rows"]:
-        fresh, finished = (f"{row[f'{state}_seconds']} | {row[f'{state}_cpu_seconds']}" for state in ("fresh", "finished"))
+        fresh, finished = (
+            " | ".join(str(row[f"{state}_{name}"]) for name in ("seconds", "cpu_seconds", "load")) for state in ("fresh", "finished")
+        )
         lines.append(f"| {row['size']} | {row['jobs']} | {fresh} | {row['output_kb']} | {finished} |")
     return "\n".join([*lines, ""])
 
