@@ -1,5 +1,7 @@
 # German agentic RL after SFT: tasks -> freeze -> baseline, plan, preflight -> train -> merge -> candidate -> statistics -> summary.
 include: "rules/common.smk"
+include: "rules/cluster.smk"
+include: "rules/gpu_preflight.smk"
 include: "rules/tasks.smk"
 include: "rules/demo.smk" if STUDY.demo_policy else "rules/start.smk"
 include: "rules/freeze.smk"

@@ -22,6 +22,7 @@ rule evaluate_agent:
         policy=policy_manifest,
         tasks=f"{R}/tasks/{{split}}/tasks.jsonl",
         freeze=f"{R}/freeze/agent-{{split}}.json",
+        node=ancient(rules.gpu_preflight.output),
     output:
         manifest=f"{R}/policies/{{policy}}/agent-{{split}}/manifest.json",
         episodes=f"{R}/policies/{{policy}}/agent-{{split}}/episodes.jsonl",
@@ -36,7 +37,7 @@ rule evaluate_agent:
     resources:
         gpu=1,
     shell:
-        "python scripts/evaluate_agent.py --name {wildcards.policy} --policy {input.policy} --tasks {input.tasks}"
+        "{GPU_PYTHON} scripts/evaluate_agent.py --name {wildcards.policy} --policy {input.policy} --tasks {input.tasks}"
         " --freeze {input.freeze} {params.ledger} --out {params.out} 2> {log} | tee -a {log}"
 
 
@@ -45,6 +46,7 @@ rule evaluate_retention:
         policy=policy_manifest,
         frozen=rules.retention_items.output.frozen,
         freeze=f"{R}/freeze/retention.json",
+        node=ancient(rules.gpu_preflight.output),
     output:
         manifest=f"{R}/policies/{{policy}}/retention/manifest.json",
         answers=f"{R}/policies/{{policy}}/retention/answers.jsonl",
@@ -58,5 +60,5 @@ rule evaluate_retention:
     resources:
         gpu=1,
     shell:
-        "python scripts/evaluate_retention.py --name {wildcards.policy} --policy {input.policy} --items {input.frozen}"
+        "{GPU_PYTHON} scripts/evaluate_retention.py --name {wildcards.policy} --policy {input.policy} --items {input.frozen}"
         " --freeze {input.freeze} --out {params.out} 2> {log} | tee -a {log}"

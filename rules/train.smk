@@ -9,6 +9,7 @@ rule train:
         arm=f"{R}/config/arm-{{arm}}.json",
         admitted=ancient(f"{R}/preflight/admitted/{{arm}}.json"),  # a gate, not an ingredient: another preflight retrains nothing
         plan=ancient(rules.plan.output.power),  # must exist; a plan for one seed more retrains nothing
+        node=ancient(rules.gpu_preflight.output),
     output:
         manifest=f"{R}/arms/{{arm}}/seed-{{seed}}/train/manifest.json",
         episodes=f"{R}/arms/{{arm}}/seed-{{seed}}/train/episodes.jsonl",
@@ -23,5 +24,5 @@ rule train:
     resources:
         gpu=1,
     shell:
-        "python scripts/train.py --arm {wildcards.arm} --seed {wildcards.seed} --arm-section {input.arm} --start {input.start}"
+        "{GPU_PYTHON} scripts/train.py --arm {wildcards.arm} --seed {wildcards.seed} --arm-section {input.arm} --start {input.start}"
         " --tasks {input.tasks} --freeze {input.freeze} --work {params.work} --out {params.out} 2> {log} | tee -a {log}"
