@@ -93,7 +93,7 @@ def check_gpu(gpu: Gpu, dtype: str, weights: int) -> None:
     # Within one major version older drivers run newer builds: NVIDIA CUDA Compatibility, "minor version compatibility".
     if _major(gpu.driver_cuda) < _major(gpu.built_for):
         raise NodeError(f"the driver {gpu.driver} supports CUDA up to {gpu.driver_cuda}, but torch {gpu.torch} was built for CUDA "
-                        f"{gpu.built_for}; use a build of torch for CUDA {_major(gpu.driver_cuda)}, or a node with a newer driver")  # fmt: skip
+                        f"{gpu.built_for}; use a torch for CUDA {_major(gpu.driver_cuda)}, or a node with a newer driver")  # fmt: skip
     if gpu.name is None:
         raise NodeError("a driver, but no GPU for this job (torch.cuda.is_available() is false); does the scheduler grant one "
                         "(gpus_as: gres in profiles/gpu/config.yaml), and is CUDA_VISIBLE_DEVICES right?")  # fmt: skip

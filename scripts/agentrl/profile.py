@@ -60,7 +60,7 @@ def gpu_python(scheduler: str, python: str | None, image: str | None, bind_mount
     if python and image:
         raise ProfileError(f"profiles/gpu/config.yaml: python ({python}) and image ({image}) exclude each other; set one to null")
     if image and scheduler == "slurm":
-        mounts = [part for mount in [os.getcwd(), *bind_mounts] for part in ("--bind", mount)]
+        mounts = [part for mount in [str(Path.cwd()), *bind_mounts] for part in ("--bind", mount)]
         return shlex.join(["apptainer", "exec", "--nv", *mounts, image, "python"])
     return shlex.quote(python) if python else "python"
 

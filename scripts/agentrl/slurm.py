@@ -5,6 +5,7 @@ output. So a run first asks for jobs that an earlier one left, and refuses by na
 plugin missed: the plugin forgets its jobs for the moment in which it asks for their status.
 """
 
+import re
 import shlex
 import socket
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 
 SECONDS = 60
 """How long one question may take; a controller that was restarted answers within that."""
+_SUBMITTED = re.compile(r"submitted with SLURM jobid (\d+) \(log: (.+)\)\.")
+_FAILED = re.compile(r"SLURM-job '(\d+)' failed")
 NODE_LOCAL = ("tmpfs", "ramfs", "overlay", "aufs", "squashfs")
 """File systems that no other machine mounts."""
 PRIVATE = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))  # noqa: S108 (recognised, not used)
@@ -57,17 +60,31 @@ def status_command() -> str:
     return "squeue" if kinds in ([], ["accounting_storage/none"], ["(null)"]) else "sacct"
 
 
+def remember_min_job_age() -> None:
+    """Let the executor plugin ask once for a constant of the cluster, now, while the controller answers.
+
+    Version 2.8.0 asks before each look at its jobs. With the controller away it takes no answer for zero, turns from squeue to sacct, and
+    where Slurm keeps no accounts it asks sacct for ever, also once the controller is back.
+    """
+    import snakemake_executor_plugin_slurm as plugin  # not before: only a run on Slurm has it
+
+    age = plugin.get_min_job_age()
+    plugin.get_min_job_age = lambda: age
+
+
 def check_partition(name: str) -> None:
     """Refuse a partition that Slurm does not have. Raises `SlurmError` naming those it has."""
     known = sorted(set(ask("sinfo", "--noheader", "--format=%R").split()))
     if name not in known:
-        raise SlurmError(f"partition {name!r}: Slurm has no such partition, only {', '.join(known)}; change `partition` in profiles/gpu/config.yaml")
+        raise SlurmError(
+            f"partition {name!r}: Slurm has no such partition, only {', '.join(known)}; change `partition` in profiles/gpu/config.yaml"
+        )
 
 
 def check_visible(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> None:
     """Refuse a working directory that only this machine has, unless it is the cluster's only node.
 
-    Other file systems may or may not be shared: that shows only on a node, where the first GPU job then fails (`blind`).
+    Other file systems may or may not be shared: that shows only on a node, where the first GPU job then fails without a word (`blind`).
     """
     nodes = set(ask("sinfo", "--noheader", "--Node", "--format=%N").split())
     if nodes == {socket.gethostname().split(".")[0]}:
@@ -106,6 +123,24 @@ def script(job: str) -> str:
         return ask("scontrol", "write", "batch_script", job, "-")
     except NoAnswerError:
         return ""
+
+
+def blind(log: Path, folder: Path) -> str | None:
+    """What to say about failed jobs that left no log: their nodes most likely do not see the working directory. None where all left one.
+
+    Args:
+        log: snakemake's log of the run, which names each job's own.
+        folder: the working directory.
+    """
+    told = log.read_text(encoding="utf-8", errors="replace")
+    logs = dict(_SUBMITTED.findall(told))
+    silent = [number for number in _FAILED.findall(told) if number in logs and not Path(logs[number]).exists()]
+    if not silent:
+        return None
+    return (
+        f"Slurm jobs {', '.join(silent)} failed without writing a line: their nodes most likely do not see {folder} "
+        f"(srun ls {folder} would tell); move the checkout to a file system that nodes and this machine share"
+    )
 
 
 def refuse_orphans(results: str, folder: Path) -> None:
