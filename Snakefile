@@ -18,6 +18,7 @@ include: "rules/report.smk"
 
 rule all:
     default_target: True
+    localrule: True
     input:
         rules.summary.output,
 

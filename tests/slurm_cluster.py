@@ -98,8 +98,9 @@ def start() -> None:
 
 def stop() -> None:
     """Cancel what runs, stop the daemons, take the configuration out of /etc/slurm."""
-    if ours():
-        subprocess.run(["scancel", "--user=root"], capture_output=True, check=False, timeout=60)
+    if ours() and answer("squeue", "-h"):
+        answer("scancel", "--user=root")
+        wait("the end of cancelled jobs", lambda: not answer("squeue", "-h"), FOLDER / "slurmd.log")
     for daemon in ("slurmd", "slurmctld", "munged"):
         end(daemon)
     for name in ("slurm.conf", "gres.conf", "cgroup.conf"):
@@ -176,11 +177,6 @@ def answer(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
 
 
-def queue() -> list[tuple[str, str, str]]:
-    """Jobs that have not ended: id, state, comment."""
-    return [tuple(line.split("|", 2)) for line in answer("squeue", "-h", "-o", "%i|%T|%k").splitlines()]
-
-
 def wait(what: str, condition: Callable[[], bool], log: Path, seconds: float = 60) -> None:
     """Wait for a condition. Raises `ClusterError` with the end of a log."""
     deadline = time.monotonic() + seconds
@@ -192,4 +188,7 @@ def wait(what: str, condition: Callable[[], bool], log: Path, seconds: float = 6
 
 
 if __name__ == "__main__":
-    {"start": start, "stop": stop}[sys.argv[1]]()
+    try:
+        {"start": start, "stop": stop}[sys.argv[1]]()
+    except ClusterError as error:
+        sys.exit(f"error: {error}")
