@@ -23,9 +23,10 @@ NEEDED = ("slurmctld", "slurmd", "squeue", "munged")
 CPUS, GPUS, MEMORY_MB = 12, 6, 16000
 """What the node claims to have; more than the machine, so that tests do not wait for each other's cores."""
 NULL_DEVICE = os.makedev(1, 3)
+CLUSTER = "agentrl-test"
 
 CONFIG = """\
-ClusterName=test
+ClusterName={cluster}
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 SlurmdUser=root
@@ -103,6 +104,7 @@ def stop() -> None:
         wait("the end of cancelled jobs", lambda: not answer("squeue", "-h"), FOLDER / "slurmd.log")
     for daemon in ("slurmd", "slurmctld", "munged"):
         end(daemon)
+    end_leftovers()
     for name in ("slurm.conf", "gres.conf", "cgroup.conf"):
         if (ETC / name).is_symlink():
             (ETC / name).unlink()
@@ -114,7 +116,7 @@ def configure() -> None:
     host = socket.gethostname().split(".")[0]
     for name in ("state", "spool"):
         (FOLDER / name).mkdir(parents=True)
-    content = CONFIG.format(host=host, folder=FOLDER, cpus=CPUS, memory=MEMORY_MB, gpus=GPUS)
+    content = CONFIG.format(cluster=CLUSTER, host=host, folder=FOLDER, cpus=CPUS, memory=MEMORY_MB, gpus=GPUS)
     (FOLDER / "slurm.conf").write_text(content, encoding="utf-8")
     for number in range(GPUS):
         os.mknod(FOLDER / f"gpu{number}", 0o20666, NULL_DEVICE)
@@ -162,6 +164,17 @@ def end(daemon: str) -> None:
     except ProcessLookupError:
         return
     wait(f"the end of {daemon}", lambda: not running(process), FOLDER / f"{daemon}.log")
+
+
+def end_leftovers() -> None:
+    """Kill what a job left behind: without cgroups a process that waits through SIGTERM outlives its job."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if f"SLURM_CLUSTER_NAME={CLUSTER}".encode() in environment:
+            os.kill(int(folder.name), signal.SIGKILL)
 
 
 def running(process: int) -> bool:

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from slurm_workflow import Workflow
 pytestmark = [pytest.mark.slurm, pytest.mark.skipif(bool(slurm_cluster.missing()), reason="; ".join(slurm_cluster.missing()))]
 
 STUDY = "results/micro"
+MICRO = ("--configfile", "config.yaml", "tests/micro.yaml")
 SECOND_ATTEMPT = "test ! -e {output}; echo whole > {output}"
 CUT_OFF = f"if [ {{resources.tries}} = 1 ]; then echo half > {{output}}; sleep 300; fi; {SECOND_ATTEMPT}"
 """The first attempt writes half of its output and hangs; the second finds no trace of it."""
@@ -27,6 +29,8 @@ HUNGRY = "python -c 'import time; kept = b\"x\" * (600 << 20); time.sleep(8)'; "
 ONCE = "echo started >> trace; sleep {seconds}; echo whole > {{output}}"
 
 Record = Callable[[str, str, float], None]
+Running = tuple[Path, subprocess.Popen[bytes]]
+"""A folder and the snakemake in it."""
 
 
 @pytest.fixture(scope="module")
@@ -60,22 +64,50 @@ def faults(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Workflow:
 
 
 @pytest.fixture(scope="module")
-def study(faults: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
+def study(faults: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """The micro study through Slurm, GPU rules under an interpreter that records what it runs; goes on in the background."""
     folder = micro_study.copy_project(tmp_path_factory.mktemp("slurm-micro"))
     recorder = folder / "recorder"
     recorder.write_text(f'#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $1" >> {folder}/recorded\nexec python "$@"\n', encoding="utf-8")
     recorder.chmod(0o755)
     slurm_workflow.settings(folder, memory_mb=1500, minutes=10, python=recorder)
-    arguments = slurm_workflow.command("--configfile", "config.yaml", "tests/micro.yaml")
-    with open(folder / "log", "wb") as log:
-        process = subprocess.Popen(arguments, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+    process = background(folder, slurm_workflow.command(*MICRO))
     yield folder, process
+    end(process)
+
+
+@pytest.fixture(scope="module")
+def local(study: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """The same study on this machine, beside the other: polling leaves time for it."""
+    folder = micro_study.copy_project(tmp_path_factory.mktemp("local-micro"))
+    process = background(folder, [sys.executable, "-m", "snakemake", "--cores", "1", *MICRO])
+    yield folder, process
+    end(process)
+
+
+@pytest.fixture(scope="module")
+def outage(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Workflow, float]:
+    """A job that ends while the controller is away, and when it began. Slurm takes a minute to learn of its end, for other tests to use."""
+    began, workflow = time.monotonic(), Workflow(tmp_path_factory.mktemp("outage"), slow=ONCE.format(seconds=15))
+    workflow.start()
+    workflow.until(lambda: (workflow.folder / "trace").exists())
+    slurm_cluster.end("slurmctld")
+    time.sleep(30)
+    slurm_cluster.start_controller()
+    return workflow, began
+
+
+def background(folder: Path, command: list[str]) -> subprocess.Popen[bytes]:
+    with open(folder / "log", "wb") as log:
+        return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_a_job_cancelled_in_mid_run_is_tried_again(faults: Workflow, study: object, record: Record) -> None:
+def test_a_job_cancelled_in_mid_run_is_tried_again(faults: Workflow, local: object, record: Record) -> None:
     faults.until(lambda: faults.made("cancelled") == "half" or faults.process.poll() is not None)
     began = time.monotonic()
     slurm_cluster.answer("scancel", faults.queue()["cancelled"])
@@ -156,14 +188,14 @@ def test_time_limit_and_memory_are_raised_and_a_rejection_stops_nothing(faults: 
     record("rejected submission", "sbatch's words shown, other jobs went on, exit 1", faults.seconds_until("SLURM sbatch failed"))
 
 
-def test_the_study_through_slurm_has_the_local_runs_bytes(study: tuple[Path, subprocess.Popen[bytes]], micro: Path) -> None:
-    folder, process = study
-    assert process.wait(800) == 0, (folder / "log").read_text(encoding="utf-8")[-4000:]
+def test_the_study_through_slurm_has_the_local_runs_bytes(study: Running, local: Running) -> None:
+    for folder, process in (study, local):
+        assert process.wait(800) == 0, (folder / "log").read_text(encoding="utf-8")[-4000:]
     for name in ("summary/summary.md", "summary/manifest.json", "statistics/manifest.json", "verify/verify.json"):
-        assert (folder / STUDY / name).read_bytes() == (micro / STUDY / name).read_bytes()
+        assert (study[0] / STUDY / name).read_bytes() == (local[0] / STUDY / name).read_bytes()
 
 
-def test_gpu_rules_ran_under_the_profiles_interpreter_with_a_gpu_each(study: tuple[Path, subprocess.Popen[bytes]]) -> None:
+def test_gpu_rules_ran_under_the_profiles_interpreter_with_a_gpu_each(study: Running) -> None:
     folder, process = study
     assert process.wait(800) == 0
     lines = [line.split() for line in (folder / "recorded").read_text(encoding="utf-8").splitlines()]
@@ -174,7 +206,7 @@ def test_gpu_rules_ran_under_the_profiles_interpreter_with_a_gpu_each(study: tup
     assert commands == sorted([*evaluations, *once, *["scripts/merge_adapter.py", "scripts/train.py"] * 2])
 
 
-def test_only_gpu_rules_were_submitted(study: tuple[Path, subprocess.Popen[bytes]]) -> None:
+def test_only_gpu_rules_were_submitted(study: Running) -> None:
     folder, process = study
     assert process.wait(800) == 0
     told = (folder / "log").read_text(encoding="utf-8")
@@ -183,15 +215,29 @@ def test_only_gpu_rules_were_submitted(study: tuple[Path, subprocess.Popen[bytes
     assert local >= {"section", "start", "tasks", "freeze", "plan", "admit", "statistics", "verify", "summary", "all"}
 
 
-def test_another_interpreter_reruns_nothing(study: tuple[Path, subprocess.Popen[bytes]]) -> None:
+def test_another_interpreter_reruns_nothing(study: Running) -> None:
     folder, process = study
     assert process.wait(800) == 0
     slurm_workflow.settings(folder, memory_mb=1500, minutes=10, python="/usr/bin/other-python")
-    done = slurm_workflow.run(folder, "-n", "--configfile", "config.yaml", "tests/micro.yaml")
+    done = slurm_workflow.run(folder, "-n", *MICRO)
     assert "Nothing to be done" in done.stdout
 
 
-def test_gres_where_a_cluster_refuses_gpus(cluster: None, tmp_path: Path) -> None:
+def test_a_lost_node_is_an_error_and_the_job_is_tried_again(cluster: None, tmp_path: Path, record: Record) -> None:
+    began, workflow = time.monotonic(), Workflow(tmp_path, slow=CUT_OFF)
+    workflow.start()
+    workflow.until(lambda: workflow.made("slow") == "half")
+    node = slurm_cluster.answer("sinfo", "-h", "-o", "%N").strip().splitlines()[0]
+    slurm_cluster.answer("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+    workflow.until(lambda: "Trying to restart" in workflow.log)
+    slurm_cluster.answer("scontrol", "update", f"nodename={node}", "state=resume")
+    assert workflow.wait() == 0, workflow.log
+    assert "NODE_FAIL" in workflow.log
+    assert workflow.made("slow") == "whole"
+    record("node down", "NODE_FAIL, half an output removed, second attempt on the node that came back", time.monotonic() - began)
+
+
+def test_gres_where_a_cluster_refuses_gpus(outage: object, tmp_path: Path) -> None:
     shell = "scontrol show job $SLURM_JOB_ID | grep -o 'gres[:/]gpu[^ ]*' > {output}; echo $CUDA_VISIBLE_DEVICES >> {output}"
     workflow = Workflow(tmp_path, slow=shell)
     slurm_workflow.settings(tmp_path, gpus_as="gres", gpu_model="h200")
@@ -202,7 +248,7 @@ def test_gres_where_a_cluster_refuses_gpus(cluster: None, tmp_path: Path) -> Non
     assert workflow.made("slow").splitlines()[-1] == "0"
 
 
-def test_a_partition_that_is_not_there_is_refused_before_submission(cluster: None, tmp_path: Path) -> None:
+def test_a_partition_that_is_not_there_is_refused_before_submission(outage: object, tmp_path: Path) -> None:
     workflow = Workflow(tmp_path, slow=SECOND_ATTEMPT)
     slurm_workflow.settings(tmp_path, partition="h100s")
     done = workflow.run()
@@ -212,20 +258,7 @@ def test_a_partition_that_is_not_there_is_refused_before_submission(cluster: Non
     assert not (tmp_path / "results").exists()
 
 
-def test_a_controller_away_for_half_a_minute_loses_no_job(cluster: None, tmp_path: Path, record: Record) -> None:
-    began, workflow = time.monotonic(), Workflow(tmp_path, slow=ONCE.format(seconds=15))
-    workflow.start()
-    workflow.until(lambda: (tmp_path / "trace").exists())
-    slurm_cluster.end("slurmctld")
-    time.sleep(30)
-    slurm_cluster.start_controller()
-    assert workflow.wait() == 0, workflow.log
-    assert workflow.made("slow") == "whole"
-    assert (tmp_path / "trace").read_text(encoding="utf-8") == "started\n"
-    record("slurmctld away for 30 s, job ends meanwhile", "no job lost, none run twice", time.monotonic() - began)
-
-
-def test_ctrl_c_while_slurm_is_asked_leaves_no_job(cluster: None, tmp_path: Path, record: Record) -> None:
+def test_ctrl_c_while_slurm_is_asked_leaves_no_job(outage: object, tmp_path: Path, record: Record) -> None:
     """The plugin forgets its jobs while it asks for their status; a controller that hangs keeps it there."""
     workflow = Workflow(tmp_path, slow=ONCE.format(seconds=300))
     workflow.start()
@@ -245,21 +278,7 @@ def test_ctrl_c_while_slurm_is_asked_leaves_no_job(cluster: None, tmp_path: Path
     record("Ctrl-C while Slurm does not answer", "job cancelled by our own clean-up", time.monotonic() - began)
 
 
-def test_a_lost_node_is_an_error_and_the_job_is_tried_again(cluster: None, tmp_path: Path, record: Record) -> None:
-    began, workflow = time.monotonic(), Workflow(tmp_path, slow=CUT_OFF)
-    workflow.start()
-    workflow.until(lambda: workflow.made("slow") == "half")
-    node = slurm_cluster.answer("sinfo", "-h", "-o", "%N").strip().splitlines()[0]
-    slurm_cluster.answer("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
-    workflow.until(lambda: "Trying to restart" in workflow.log)
-    slurm_cluster.answer("scontrol", "update", f"nodename={node}", "state=resume")
-    assert workflow.wait() == 0, workflow.log
-    assert "NODE_FAIL" in workflow.log
-    assert workflow.made("slow") == "whole"
-    record("node down", "NODE_FAIL, half an output removed, second attempt on the node that came back", time.monotonic() - began)
-
-
-def test_a_working_directory_that_the_node_does_not_see_fails_by_name(cluster: None, tmp_path: Path, record: Record) -> None:
+def test_a_working_directory_that_the_node_does_not_see_fails_by_name(outage: object, tmp_path: Path, record: Record) -> None:
     """One node sees what this machine sees, so the folder is moved away after submission, while the partition is closed."""
     began, workflow = time.monotonic(), Workflow(tmp_path / "here", slow=SECOND_ATTEMPT)
     slurm_cluster.answer("scontrol", "update", "partitionname=gpu", "state=down")
@@ -271,3 +290,11 @@ def test_a_working_directory_that_the_node_does_not_see_fails_by_name(cluster: N
     told = (tmp_path / "away/log").read_text(encoding="utf-8")
     assert f"failed without writing a line: their nodes most likely do not see {tmp_path / 'away'}" in told
     record("working directory that the node does not see", "the job fails; a last line says so and what to do", time.monotonic() - began)
+
+
+def test_a_controller_away_for_half_a_minute_loses_no_job(outage: tuple[Workflow, float], record: Record) -> None:
+    workflow, began = outage
+    assert workflow.wait() == 0, workflow.log
+    assert workflow.made("slow") == "whole"
+    assert (workflow.folder / "trace").read_text(encoding="utf-8") == "started\n"
+    record("slurmctld away for 30 s, job ends meanwhile", "no job lost, none run twice", time.monotonic() - began)
