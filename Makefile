@@ -1,7 +1,7 @@
 # `make demo` and `make test` build .venv from pinned requirements first, and again only when these or Python change.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-seeds demo-triples test clean
+.PHONY: help demo demo-seeds demo-slurm demo-triples test test-slurm clean
 
 PYTHON ?= python3
 REQUIREMENTS := envs/cpu.txt
@@ -27,12 +27,19 @@ help:
 	@echo "make demo-triples   the demo on three fresh triples of seeds, and the README's table"
 	@echo "make demo-seeds     the demo with five training seeds and four trials of every item: what its verdict can say"
 	@echo "make test    lint and tests"
+	@echo "make test-slurm   the profile \`gpu\` on a real Slurm of one node: root, Debian packages slurmctld slurmd slurm-client munge"
+	@echo "make demo-slurm   the demo through that Slurm, its model processes submitted as GPU jobs"
 	@echo "make clean   remove results/demo, nothing else"
 	@echo "PYTHON=...   interpreter to build $(VENV) with, 3.11 or newer (default: python3)"
 
 # Commands of rules find `python` on PATH, so .venv comes first there.
 demo: $(PLUGIN_STAMP)
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/snakemake --profile profiles/demo
+
+# The same study under another name, submitted with the profile's own settings to a Slurm that is up for as long as this takes.
+demo-slurm: $(PLUGIN_STAMP)
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; export PATH; trap 'python tests/slurm_cluster.py stop' EXIT; python tests/slurm_cluster.py start && \
+	snakemake --profile gpu --configfile config.yaml profiles/demo/study.yaml --config study=demo-slurm --default-resources mem_mb=2000 runtime=30
 
 # Seeds of tasks, SFT and GRPO that the search for the recipe never saw; the base stays the same.
 TRIPLES := 21 22 23
@@ -49,7 +56,10 @@ demo-seeds: $(PLUGIN_STAMP)
 
 test: $(PLUGIN_STAMP) $(CONTRACT_STAMP)
 	@$(VENV)/bin/ruff check .
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/python -m pytest
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/python -m pytest -m "not slurm"
+
+test-slurm: $(PLUGIN_STAMP)
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/python -m pytest -m slurm
 
 clean:
 	rm -rf results/demo

@@ -1,6 +1,8 @@
 # German agentic RL after SFT: tasks -> freeze -> baseline, plan, preflight -> train -> merge -> candidate -> statistics -> summary.
 include: "rules/common.smk"
 include: "rules/code.smk"
+include: "rules/cluster.smk"
+include: "rules/gpu_preflight.smk"
 include: "rules/tasks.smk"
 include: "rules/demo.smk" if STUDY.demo_policy else "rules/start.smk"
 include: "rules/freeze.smk"
@@ -19,6 +21,7 @@ include: "rules/report.smk"
 
 rule all:
     default_target: True
+    localrule: True
     input:
         EVIDENCE,
         evaluated_records,

@@ -27,6 +27,7 @@ rule evaluate_agent:
         policy=policy_manifest,
         tasks=f"{R}/tasks/{{split}}/tasks.jsonl",
         freeze=f"{R}/freeze/agent-{{split}}.json",
+        node=ancient(rules.gpu_preflight.output),
         code=code("evaluate_agent.py"),
     output:
         manifest=f"{R}/policies/{{policy}}/agent-{{split}}/manifest.json",
@@ -41,7 +42,7 @@ rule evaluate_agent:
     resources:
         gpu=1,
     shell:
-        "python scripts/evaluate_agent.py --name {wildcards.policy} --policy {input.policy} --tasks {input.tasks}"
+        "{GPU_PYTHON} scripts/evaluate_agent.py --name {wildcards.policy} --policy {input.policy} --tasks {input.tasks}"
         " --freeze {input.freeze} {params.ledger} --out {params.out} 2> {log} | tee -a {log}"
 
 
@@ -50,6 +51,7 @@ rule evaluate_retention:
         policy=policy_manifest,
         frozen=rules.retention_items.output.frozen,
         freeze=f"{R}/freeze/retention.json",
+        node=ancient(rules.gpu_preflight.output),
         code=code("evaluate_retention.py"),
     output:
         manifest=f"{R}/policies/{{policy}}/retention/manifest.json",
@@ -63,5 +65,5 @@ rule evaluate_retention:
     resources:
         gpu=1,
     shell:
-        "python scripts/evaluate_retention.py --name {wildcards.policy} --policy {input.policy} --items {input.frozen}"
+        "{GPU_PYTHON} scripts/evaluate_retention.py --name {wildcards.policy} --policy {input.policy} --items {input.frozen}"
         " --freeze {input.freeze} --out {params.out} 2> {log} | tee -a {log}"

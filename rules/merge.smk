@@ -6,6 +6,7 @@ rule merge:
         start=f"{R}/start/manifest.json",
         train=rules.train.output.manifest,
         section=f"{R}/config/model.json",
+        node=ancient(rules.gpu_preflight.output),
         code=code("merge_adapter.py"),
     output:
         manifest=f"{R}/arms/{{arm}}/seed-{{seed}}/merged/manifest.json",
@@ -17,5 +18,5 @@ rule merge:
     resources:
         gpu=1,
     shell:
-        "python scripts/merge_adapter.py --start {input.start} --train {input.train} --model-section {input.section}"
+        "{GPU_PYTHON} scripts/merge_adapter.py --start {input.start} --train {input.train} --model-section {input.section}"
         " --out {params.out} 2> {log} | tee -a {log}"

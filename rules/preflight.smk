@@ -7,6 +7,7 @@ rule preflight:
         start=f"{R}/start/manifest.json",
         tasks=f"{R}/tasks/train/tasks.jsonl",
         freeze=f"{R}/freeze/train.json",
+        node=ancient(rules.gpu_preflight.output),
         code=code("preflight.py"),
     output:
         manifest=f"{R}/preflight/manifest.json",
@@ -19,7 +20,7 @@ rule preflight:
     resources:
         gpu=1,
     shell:
-        "python scripts/preflight.py --section {input.section} --start {input.start} --tasks {input.tasks} --freeze {input.freeze}"
+        "{GPU_PYTHON} scripts/preflight.py --section {input.section} --start {input.start} --tasks {input.tasks} --freeze {input.freeze}"
         " --report {output.report} --out {params.out} 2> {log} | tee -a {log}"
 
 

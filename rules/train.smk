@@ -14,6 +14,7 @@ rule train:
         warmup=warmed,
         admitted=ancient(f"{R}/preflight/admitted/{{arm}}.json"),  # a gate, not an ingredient: another preflight retrains nothing
         plan=ancient(rules.plan.output.power),  # must exist; a plan for one seed more retrains nothing
+        node=ancient(rules.gpu_preflight.output),
         code=code("train.py"),
     output:
         manifest=f"{R}/arms/{{arm}}/seed-{{seed}}/train/manifest.json",
@@ -28,6 +29,6 @@ rule train:
     resources:
         gpu=1,
     shell:
-        "python scripts/train.py --arm {wildcards.arm} --seed {wildcards.seed} --arm-section {input.arm} --start {input.start}"
+        "{GPU_PYTHON} scripts/train.py --arm {wildcards.arm} --seed {wildcards.seed} --arm-section {input.arm} --start {input.start}"
         " --tasks {input.tasks} --freeze {input.freeze} --warmup {input.warmup}"
         " --work {params.work} --out {params.out} 2> {log} | tee -a {log}"

@@ -9,6 +9,7 @@ rule warmup:
         arm=f"{R}/config/arm-{{arm}}.json",
         admitted=ancient(f"{R}/preflight/admitted/{{arm}}.json"),
         plan=ancient(rules.plan.output.power),
+        node=ancient(rules.gpu_preflight.output),
         code=code("warm_up.py"),
     output:
         manifest=f"{R}/arms/{{arm}}/seed-{{seed}}/warmup/manifest.json",
@@ -21,5 +22,5 @@ rule warmup:
     resources:
         gpu=1,
     shell:
-        "python scripts/warm_up.py --arm {wildcards.arm} --seed {wildcards.seed} --arm-section {input.arm} --start {input.start}"
+        "{GPU_PYTHON} scripts/warm_up.py --arm {wildcards.arm} --seed {wildcards.seed} --arm-section {input.arm} --start {input.start}"
         " --tasks {input.tasks} --freeze {input.freeze} --out {params.out} 2> {log} | tee -a {log}"

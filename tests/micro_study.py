@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("Snakefile", "rules", "scripts", "config.yaml", "profiles", "tests/micro.yaml", "tests/data")
+COPIED = ("Snakefile", "rules", "scripts", "config.yaml", "profiles", "gpu", "envs", "tests/micro.yaml", "tests/data")
 
 
 def snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -19,7 +19,9 @@ def copy_project(target: Path) -> Path:
     for name in COPIED:
         source, destination = ROOT / name, target / name
         destination.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
+        if source.is_symlink():
+            destination.symlink_to(source.readlink())
+        elif source.is_dir():
             shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy2(source, destination)

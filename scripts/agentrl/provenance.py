@@ -87,18 +87,19 @@ def accelerator() -> dict[str, Any]:
         return {"gpu": "none"}
     return {
         "gpu": torch.cuda.get_device_name(),
-        "driver": _driver(),
+        "driver": driver() or "unknown",
         "cuda": torch.version.cuda,
         "gpu_peak_memory_mb": torch.cuda.max_memory_allocated() >> 20,
     }
 
 
-def _driver() -> str:
+def driver() -> str | None:
+    """Version of NVIDIA's kernel module; None where it is not loaded."""
     try:
         found = re.search(r"Kernel Module[^\d]*([\d.]+)", Path("/proc/driver/nvidia/version").read_text(encoding="utf-8"))
     except OSError:
-        return "unknown"
-    return found[1] if found else "unknown"
+        return None
+    return found[1] if found else None
 
 
 def _installed(name: str) -> str | None:

@@ -1,0 +1,28 @@
+# GPU rules away from this machine: the Python they start, and no second writer beside the jobs of a snakemake that was killed.
+import os
+
+from agentrl import slurm
+
+# Text of a rule is a rerun trigger, the value of a global in it is not: another interpreter or container reruns nothing.
+GPU_PYTHON = os.environ.get("PIPELINE_GPU_PYTHON", "python")
+if "PIPELINE_GPU_PYTHON" in os.environ:
+    workflow.register_envvars("PIPELINE_GPU_PYTHON")
+
+
+onstart:
+    if workflow.executor_plugin.name == "slurm":
+        try:
+            slurm.check_visible(Path.cwd())
+            slurm.refuse_orphans(R, Path.cwd())
+            slurm.remember_min_job_age()
+        except slurm.SlurmError as error:
+            raise WorkflowError(str(error)) from None
+
+
+onerror:
+    if workflow.executor_plugin.name == "slurm":
+        for job in slurm.cancel(R, Path.cwd()):
+            print(f"cancelled Slurm job {job.id} ({job.rule}), which the interrupted run had left in the queue", file=sys.stderr)
+        for name in log:
+            if hint := slurm.blind(Path(".snakemake/log", Path(name).name), Path.cwd()):
+                print(hint, file=sys.stderr)
