@@ -9,6 +9,7 @@ import gc
 import os
 import tempfile
 import time
+from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,8 @@ class Bench:
         finally:
             if self.scale.device == "cuda":
                 gc.collect()
-                torch.cuda.empty_cache()
+                with suppress(RuntimeError):  # after a CUDA fault nothing can be given back, and the fault is what is to be told
+                    torch.cuda.empty_cache()
 
     def decode(self, method: str, count: int) -> dict[str, Any]:
         """One cell of decoding, with its limit."""

@@ -184,6 +184,7 @@ def test_beside_a_trainer_it_takes_what_the_rows_need(fake: type[FakeLLM]) -> No
     assert fake.made["max_model_len"] == 1000
     assert (fake.made["max_num_seqs"], fake.made["max_lora_rank"], fake.made["max_loras"]) == (4, 16, 1)
     assert token * 4 * 1000 < fake.made["kv_cache_memory_bytes"] < token * 4 * 1000 * 1.5
+    assert fake.made["max_num_batched_tokens"] == 4 * 1000, "vLLM warms up with a full pass, which must fit"
 
 
 def test_each_policy_step_has_an_adapter_of_its_own_and_no_old_cache(fake: type[FakeLLM], tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from agentrl.engine.base import Answer, EngineError, Request, Sample
 from agentrl.manifest import read_json
 from agentrl.seeding import stream
 
-MAX_ROWS = 256
+MAX_ROWS = 512
 """Rows decoded at once; vLLM's scheduler queues the rest and refills."""
 MAX_LENGTH = 32_768
 """Longest row, prompt included, where the policy allows more."""
@@ -101,7 +101,7 @@ class VllmEngine:
                 dtype=section.dtype,
                 max_model_len=self.length,
                 max_num_seqs=beside.rows if beside else MAX_ROWS,
-                max_num_batched_tokens=max(self.length, PREFILL),
+                max_num_batched_tokens=_pass(self.length, beside),
                 enable_chunked_prefill=False,  # else a row's random stream moves with how its prompt was cut, that is with its neighbours
                 enforce_eager=section.device == "cpu",
                 disable_log_stats=True,
@@ -214,6 +214,15 @@ class VllmEngine:
         except Exception as error:
             self._failure = what
             raise EngineError(f"vllm engine {what}: {type(error).__name__}: {error}; {advice}") from error
+
+
+def _pass(length: int, beside: Beside | None) -> int:
+    """Tokens of one pass, at most what the rows of a step have together.
+
+    vLLM 0.26 warms up with a full pass; where that is more than its block tables hold, FlashAttention reads out of bounds ("illegal memory
+    access" on an H200).
+    """
+    return max(length, PREFILL if beside is None else min(PREFILL, beside.rows * length))
 
 
 def _rank(rank: int) -> int:
