@@ -19,9 +19,10 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experi
 import torch
 
 from agentrl import config, manifest
-from agentrl.benchmark import decoding, limit, training
+from agentrl.benchmark import decoding, limit, profile, training
 from agentrl.benchmark.result import Result
 from agentrl.benchmark.scale import FULL, SMALL, Scale, make_checkpoint
+from agentrl.engine.base import Engine
 from agentrl.engine.loading import open_engine
 from agentrl.policy import load_model
 from agentrl.strictyaml import read_yaml
@@ -78,6 +79,8 @@ class Bench:
             if kind == "grpo":
                 self.free()
                 return training.measure(self.folder, method, self.scale, self.study)
+            if kind == "profile":
+                return profile.profile(self.engine(method, int(count[0])), self.scale, int(count[0]))
             return self.decode(method, int(count[0]))
         except decoding.NotInstalledError as error:
             return {"skipped": str(error)}
@@ -91,12 +94,10 @@ class Bench:
 
     def decode(self, method: str, count: int) -> dict[str, Any]:
         """One cell of decoding, with its limit."""
-        if method == "vllm":
-            section = decoding.vllm_section(self.scale)
-            call = decoding.ours(self.load("vllm", lambda: open_engine(self.folder, section, self.study.decoding)[0]))
+        if method.startswith("hf-"):
+            call = decoding.hf_method(self.load("transformers", self.weights), self.study.decoding, method)
         else:
-            model = self.load("transformers", lambda: load_model(self.folder, self.scale.model))
-            call = decoding.transformers_method(model, self.study.decoding, method, count)
+            call = decoding.ours(self.engine(method, count))
         facts = decoding.measure(call, method, self.scale, count)
         together = 1 if method == "hf-sequential" else count
         fastest = limit.limit(self.scale, self.parameters, together, self.scale.new[method], self.speed)
@@ -104,6 +105,17 @@ class Bench:
         if "decode_tokens_per_second" in facts:
             facts["percent_of_limit"] = round(100 * facts["decode_tokens_per_second"] / fastest, 2)
         return facts
+
+    def engine(self, method: str, count: int) -> Engine:
+        """vLLM, or our transformers engine with a loop of its own."""
+        if method == "vllm":
+            section = decoding.vllm_section(self.scale)
+            return self.load("vllm", lambda: open_engine(self.folder, section, self.study.decoding)[0])
+        return decoding.transformers_engine(self.load("transformers", self.weights), self.study.decoding, method, count)
+
+    def weights(self) -> Any:
+        """The policy as transformers loads it."""
+        return load_model(self.folder, self.scale.model)
 
     def load(self, kind: str, opened: Any) -> Any:
         """Weights or engine, kept from cell to cell."""
@@ -127,6 +139,8 @@ def summary(facts: dict[str, Any]) -> str:
     if "tokens_per_second" in facts:
         share = f"{facts.get('percent_of_limit', '?')}% of the limit"
         return f"{facts['tokens_per_second']:,.0f} tokens/s, {share}, start-up {facts['loading_seconds']} + {facts['startup_seconds']} s"
+    if "step_ms" in facts:
+        return f"{facts['step_ms']} ms a step, the device waits {facts['waiting_percent']}%, longest kernels {facts['kernels']}"
     if "step_seconds" in facts:
         return f"{facts['step_seconds']} s a step, {facts.get('parts', {})}"
     return str(facts.get("skipped") or facts["error"])

@@ -27,7 +27,7 @@ def run(out: Path, *arguments: str) -> None:
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny run's file, its cells made by two commands."""
     out = tmp_path_factory.mktemp("benchmark") / "speed.json"
-    run(out, "--only", "speed/*")
+    run(out, "--only", "speed/*", "profile/*")
     run(out, "--only", "grpo/*", "--merge")
     return out
 
@@ -56,6 +56,15 @@ def test_cells_of_decoding_add_up(cells: dict[str, Any]) -> None:
         if "percent_of_limit" in cell:
             assert cell["percent_of_limit"] == pytest.approx(100 * cell["decode_tokens_per_second"] / cell["limit"], rel=1e-3, abs=0.01)
     assert cells["speed/hf-sequential/2"]["limit"] == cells["speed/hf-sequential/1"]["limit"]  # one sequence at a time
+
+
+def test_a_profiled_step_names_its_longest_kernels(cells: dict[str, Any], measured: Path) -> None:
+    cell = cells["profile/graphed/4"]
+    assert (cell["sequences"], len(cell["kernels"])) == (4, 8)
+    assert list(cell["kernels"].values()) == sorted(cell["kernels"].values(), reverse=True)
+    assert cell["step_ms"] > 0
+    assert cell["device_ms"] >= sum(cell["kernels"].values()) - 0.01
+    assert "| graphed, 4 | " in measured.with_suffix(".md").read_text(encoding="utf-8")
 
 
 def test_a_training_step_is_the_sum_of_its_parts(cells: dict[str, Any]) -> None:
@@ -126,7 +135,7 @@ def test_full_scale_is_the_pilot_s() -> None:
     mlp = 3 * width * QWEN3_1_7B["intermediate_size"]
     assert QWEN3_1_7B["vocab_size"] * width + layers * (attention + mlp + 2 * width) + width == QWEN3_PARAMETERS
     assert (FULL.budget, FULL.prompt, FULL.steps["compiled"]) == (768, 512, 16)
-    assert FULL.cells()[-6:] == ["grpo/vllm", *(f"speed/vllm/{count}" for count in (1, 4, 32, 128, 512))]
+    assert FULL.cells()[-8:] == ["grpo/vllm", *(f"speed/vllm/{count}" for count in (1, 4, 32, 128, 512)), "profile/vllm/32", "profile/vllm/512"]
 
 
 def test_prompts_never_repeat() -> None:

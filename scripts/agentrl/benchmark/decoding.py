@@ -70,14 +70,14 @@ def ours(engine: Engine) -> Method:
     return method
 
 
-def transformers_method(model: PreTrainedModel, decoding: Decoding, name: str, count: int) -> Method:
-    """A method over loaded weights."""
-    if name == "hf-sequential":
-        return sequential(model, decoding)
-    if name == "hf-batched":
-        return batched(model, decoding)
-    never = model.config.vocab_size  # outside the vocabulary: no row stops early
-    return ours(TransformersEngine(model, decoding, [never], 0, name, slots=count))  # type: ignore[arg-type]
+def hf_method(model: PreTrainedModel, decoding: Decoding, name: str) -> Method:
+    """A method that calls `generate`."""
+    return sequential(model, decoding) if name == "hf-sequential" else batched(model, decoding)
+
+
+def transformers_engine(model: PreTrainedModel, decoding: Decoding, loop: str, slots: int) -> TransformersEngine:
+    """Our engine over loaded weights; no row stops early, because its only stop id lies outside the vocabulary."""
+    return TransformersEngine(model, decoding, [model.config.vocab_size], 0, loop, slots=slots)  # type: ignore[arg-type]
 
 
 def vllm_section(scale: Scale) -> Model:
@@ -99,11 +99,11 @@ def measure(method: Method, name: str, scale: Scale, count: int) -> dict[str, An
         count: sequences at once.
     """
     new = scale.new[name]
-    random = Random(f"{name}/{count}")
+    run = f"{name}/{count}"
     warm = WARM_TOKENS if name.startswith(("hf-", "dynamic")) else new
-    _, startup = timed(lambda: method(_prompts(scale, count, random), warm), scale)
-    first, prompts = timed(lambda: method(_prompts(scale, count, random), 1), scale)
-    tokens, seconds = timed(lambda: method(_prompts(scale, count, random), new), scale)
+    _, startup = timed(lambda: method(prompts(scale, count, f"{run}/warm"), warm), scale)
+    first, prefill = timed(lambda: method(prompts(scale, count, f"{run}/first"), 1), scale)
+    tokens, seconds = timed(lambda: method(prompts(scale, count, f"{run}/timed"), new), scale)
     facts = {
         "sequences": count,
         "prompt_tokens": scale.prompt,
@@ -111,11 +111,11 @@ def measure(method: Method, name: str, scale: Scale, count: int) -> dict[str, An
         "tokens": tokens,
         "seconds": round(seconds, 4),
         "startup_seconds": round(startup, 2),
-        "prompt_seconds": round(prompts, 4),
+        "prompt_seconds": round(prefill, 4),
         "tokens_per_second": round(tokens / seconds, 2),
     }
-    if seconds > prompts:  # else the clock's noise is larger than the work
-        facts["decode_tokens_per_second"] = round((tokens - first) / (seconds - prompts), 2)
+    if seconds > prefill:  # else the clock's noise is larger than the work
+        facts["decode_tokens_per_second"] = round((tokens - first) / (seconds - prefill), 2)
     return facts
 
 
@@ -128,6 +128,7 @@ def timed(call: Callable[[], int], scale: Scale) -> tuple[int, float]:
     return found, time.perf_counter() - began
 
 
-def _prompts(scale: Scale, count: int, random: Random) -> Prompts:
-    """Random ids, new ones for every run: no prefix cache may help."""
+def prompts(scale: Scale, count: int, run: str) -> Prompts:
+    """Random ids, others for every run: no prefix cache may help."""
+    random = Random(run)
     return [[random.randrange(3, scale.shape["vocab_size"]) for _ in range(scale.prompt)] for _ in range(count)]

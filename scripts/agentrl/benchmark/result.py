@@ -77,7 +77,7 @@ def tables(content: dict[str, Any]) -> str:
     if speed:
         where += f", copy bandwidth {speed / 1e12:.2f} TB/s (read and written)"
     head = ["# Speed of decoding and of a GRPO step", "", where, "", *_notes(content), ""]
-    return "\n".join([*head, *_speed(cells), *_training(cells)])
+    return "\n".join([*head, *_speed(cells), *_profiles(cells), *_training(cells)])
 
 
 def _notes(content: dict[str, Any]) -> list[str]:
@@ -123,6 +123,25 @@ def _rate(cell: dict[str, Any] | None) -> str:
         return str(cell.get("skipped") or f"failed: {cell['error'].splitlines()[0][:60]}")
     share = f" ({cell['percent_of_limit']:.1f}%)" if "percent_of_limit" in cell else ""
     return f"{cell['tokens_per_second']:,.0f}{share}"
+
+
+def _profiles(cells: dict[str, Any]) -> list[str]:
+    found = {name.removeprefix("profile/"): cell for name, cell in cells.items() if name.startswith("profile/") and "step_ms" in cell}
+    if not found:
+        return []
+    lines = [
+        "## Where a decoding step goes",
+        "",
+        "Wall clock without profiler; device time is the sum over kernels; the rest of a step the device waits for Python.",
+        "",
+        _row(["method, sequences", "ms a step", "ms on the device", "waiting", "longest kernels, ms a step"]),
+        _row(["---"] * 5),
+    ]
+    for name, cell in found.items():
+        kernels = "; ".join(f"`{kernel}` {spent:.2f}" for kernel, spent in cell["kernels"].items())
+        times = [f"{cell['step_ms']:.2f}", f"{cell['device_ms']:.2f}", f"{cell['waiting_percent']:.0f}%"]
+        lines.append(_row([name.replace("/", ", "), *times, kernels]))
+    return [*lines, ""]
 
 
 def _training(cells: dict[str, Any]) -> list[str]:

@@ -35,6 +35,8 @@ class Scale:
     """Method -> sampled tokens a sequence: slow methods get fewer, so that the whole fits into ten minutes of a GPU."""
     budget: int
     """Tokens of a training episode; a random policy always uses them up."""
+    profiled: dict[str, tuple[int, ...]] = field(hash=False)
+    """Method -> sequences at once of the steps that are profiled."""
     steps: dict[str, int] = field(hash=False)
     """Training method -> optimizer steps."""
     buffer: int
@@ -51,6 +53,7 @@ class Scale:
         vLLM comes last, because it keeps what memory it takes, and beside a trainer first, because there it takes little.
         """
         speed = [f"speed/{method}/{count}" for method, counts in self.counts.items() for count in counts]
+        speed += [f"profile/{method}/{count}" for method, counts in self.profiled.items() for count in counts]
         grpo = [f"grpo/{method}" for method in self.steps]
         return sorted(speed + grpo, key=lambda name: ("vllm" in name, "vllm" in name and name in speed))
 
@@ -63,6 +66,7 @@ FULL = Scale(
     counts={"hf-sequential": (1, 4), "hf-batched": (4, 32, 128, 512), "dynamic": ALL, "graphed": ALL, "compiled": ALL, "vllm": ALL},
     new={"hf-sequential": 32, "hf-batched": 64, "dynamic": 64, "graphed": 256, "compiled": 256, "vllm": 256},
     budget=768,
+    profiled={"compiled": (32, 512), "vllm": (32, 512)},
     steps={"trl": 1, "compiled": 16, "compiled-checkpointing": 2, "graphed": 2, "vllm": 16},
     buffer=8 << 30,
 )
@@ -73,6 +77,7 @@ SMALL = Scale(
     counts={"hf-sequential": (1, 2), "hf-batched": (2,), "dynamic": (1, 4), "graphed": (1, 4), "vllm": (1,)},
     new={"hf-sequential": 3, "hf-batched": 3, "dynamic": 4, "graphed": 6, "vllm": 6},
     budget=24,
+    profiled={"graphed": (4,)},
     steps={"trl": 1, "graphed": 2, "graphed-checkpointing": 1, "vllm": 1},
     buffer=16 << 20,
 )
