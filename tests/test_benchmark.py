@@ -61,9 +61,10 @@ def test_cells_of_decoding_add_up(cells: dict[str, Any]) -> None:
 def test_a_profiled_step_names_its_longest_kernels(cells: dict[str, Any], measured: Path) -> None:
     cell = cells["profile/graphed/4"]
     assert (cell["sequences"], len(cell["kernels"])) == (4, 8)
-    assert list(cell["kernels"].values()) == sorted(cell["kernels"].values(), reverse=True)
+    spent = [milliseconds for _, milliseconds in cell["kernels"]]
+    assert spent == sorted(spent, reverse=True)
     assert cell["step_ms"] > 0
-    assert cell["device_ms"] >= sum(cell["kernels"].values()) - 0.01
+    assert cell["device_ms"] >= sum(spent) - 0.01
     assert "| graphed, 4 | " in measured.with_suffix(".md").read_text(encoding="utf-8")
 
 
@@ -135,7 +136,9 @@ def test_full_scale_is_the_pilot_s() -> None:
     mlp = 3 * width * QWEN3_1_7B["intermediate_size"]
     assert QWEN3_1_7B["vocab_size"] * width + layers * (attention + mlp + 2 * width) + width == QWEN3_PARAMETERS
     assert (FULL.budget, FULL.prompt, FULL.steps["compiled"]) == (768, 512, 16)
-    assert FULL.cells()[-8:] == ["grpo/vllm", *(f"speed/vllm/{count}" for count in (1, 4, 32, 128, 512)), "profile/vllm/32", "profile/vllm/512"]
+    speed = [f"speed/vllm/{count}" for count in (1, 4, 32, 128, 512)]
+    profiles = [f"profile/vllm/{count}" for count in (32, 512)]
+    assert FULL.cells()[-8:] == ["grpo/vllm", *speed, *profiles]
 
 
 def test_prompts_never_repeat() -> None:

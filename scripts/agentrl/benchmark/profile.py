@@ -25,7 +25,7 @@ def profile(engine: Engine, scale: Scale, count: int) -> dict[str, Any]:
     """Milliseconds of one decoding step with `count` sequences: wall clock without the profiler, device time by kernel with it.
 
     Returns:
-        `step_ms`, `device_ms` (sum over kernels), `waiting_percent` (of the wall clock) and `kernels` (name -> ms a step).
+        `step_ms`, `device_ms` (sum over kernels), `waiting_percent` (of the wall clock) and `kernels` ([name, ms a step], the longest first).
     """
     call, texts = ours(engine), prompts(scale, count, f"profile/{count}")
     call(texts, SHORT)
@@ -40,7 +40,7 @@ def profile(engine: Engine, scale: Scale, count: int) -> dict[str, Any]:
         "step_ms": round(wall, 3),
         "device_ms": round(device, 3),
         "waiting_percent": round(100 * max(0.0, 1 - device / wall), 1),
-        "kernels": {name: round(kernels[name], 3) for name in longest},
+        "kernels": [[name, round(kernels[name], 3)] for name in longest],
     }
 
 

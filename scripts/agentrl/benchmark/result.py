@@ -138,7 +138,7 @@ def _profiles(cells: dict[str, Any]) -> list[str]:
         _row(["---"] * 5),
     ]
     for name, cell in found.items():
-        kernels = "; ".join(f"`{kernel}` {spent:.2f}" for kernel, spent in cell["kernels"].items())
+        kernels = "; ".join(f"`{kernel}` {spent:.2f}" for kernel, spent in cell["kernels"])
         times = [f"{cell['step_ms']:.2f}", f"{cell['device_ms']:.2f}", f"{cell['waiting_percent']:.0f}%"]
         lines.append(_row([name.replace("/", ", "), *times, kernels]))
     return [*lines, ""]
