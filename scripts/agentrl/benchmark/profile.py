@@ -25,7 +25,7 @@ def profile(engine: Engine, scale: Scale, count: int) -> dict[str, Any]:
     """Milliseconds of one decoding step with `count` sequences: wall clock without the profiler, device time by kernel with it.
 
     Returns:
-        `step_ms`, `device_ms` (sum over kernels), `waiting_percent` (of the wall clock) and `kernels` ([name, ms a step], the longest first).
+        `step_ms`, `device_ms` (sum over kernels), `waiting_percent` (of the wall clock), `kernels` ([name, ms a step], longest first).
     """
     call, texts = ours(engine), prompts(scale, count, f"profile/{count}")
     call(texts, SHORT)
