@@ -245,7 +245,7 @@ def test_gres_where_a_cluster_refuses_gpus(outage: object, tmp_path: Path) -> No
     done = workflow.run()
     assert done.returncode == 0, done.stdout
     assert "gpu:h200:1" in workflow.made("slow")
-    assert workflow.made("slow").splitlines()[-1] == "0"
+    assert int(workflow.made("slow").splitlines()[-1]) in range(slurm_cluster.GPUS)
 
 
 def test_a_partition_that_is_not_there_is_refused_before_submission(outage: object, tmp_path: Path) -> None:
