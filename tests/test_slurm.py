@@ -266,7 +266,7 @@ def test_ctrl_c_while_slurm_is_asked_leaves_no_job(outage: object, tmp_path: Pat
     controller = int((slurm_cluster.FOLDER / "slurmctld.pid").read_text(encoding="ascii"))
     os.kill(controller, signal.SIGSTOP)
     try:
-        time.sleep(14)
+        workflow.until(lambda: "squeue" in workflow.children())
         began = time.monotonic()
         workflow.signal(signal.SIGINT, group=False)
         time.sleep(1)
