@@ -260,7 +260,7 @@ def test_a_partition_that_is_not_there_is_refused_before_submission(outage: obje
 
 def test_ctrl_c_while_slurm_is_asked_leaves_no_job(outage: object, tmp_path: Path, record: Record) -> None:
     """The plugin forgets its jobs while it asks for their status; a controller that hangs keeps it there."""
-    workflow = Workflow(tmp_path, slow=ONCE.format(seconds=300))
+    workflow = Workflow(tmp_path, slow=(ONCE.format(seconds=300), "runtime=9", "begin"))
     workflow.start()
     workflow.until(lambda: (tmp_path / "trace").exists())
     controller = int((slurm_cluster.FOLDER / "slurmctld.pid").read_text(encoding="ascii"))
