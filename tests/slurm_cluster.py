@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 FOLDER = Path("/tmp/agentrl-slurm")  # noqa: S108 (short: munge and Slurm bound the length of socket paths)
@@ -169,12 +170,9 @@ def end(daemon: str) -> None:
 def end_leftovers() -> None:
     """Kill what a job left behind: without cgroups a process that waits through SIGTERM outlives its job."""
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (folder / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if f"SLURM_CLUSTER_NAME={CLUSTER}".encode() in environment:
-            os.kill(int(folder.name), signal.SIGKILL)
+        with suppress(OSError):  # it has just ended
+            if f"SLURM_CLUSTER_NAME={CLUSTER}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                os.kill(int(folder.name), signal.SIGKILL)
 
 
 def running(process: int) -> bool:

@@ -92,6 +92,11 @@ class Workflow:
         lines = [line.split("|") for line in answer("squeue", "-h", "-o", "%i|%k|%Z").splitlines()]
         return {comment.removeprefix("rule_"): number for number, comment, folder in lines if folder == str(self.folder)}
 
+    def children(self) -> list[str]:
+        """Names of the programs that snakemake itself has started and that still run."""
+        numbers = " ".join(path.read_text(encoding="ascii") for path in Path(f"/proc/{self.process.pid}/task").glob("*/children")).split()
+        return [path.read_text(encoding="ascii").strip() for number in numbers if (path := Path(f"/proc/{number}/comm")).exists()]
+
     def until(self, condition: Callable[[], object]) -> None:
         """Wait for a condition; fails with the log."""
         deadline = time.monotonic() + SECONDS

@@ -67,6 +67,20 @@ def test_facts_come_from_torch_and_the_driver(monkeypatch: pytest.MonkeyPatch) -
     assert (blind.name, blind.count, blind.driver_cuda, blind.built_for) == (None, 0, None, "13.0")
 
 
+@pytest.mark.parametrize(
+    ("line", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023", "535.104.05"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build", "580.159.04"),
+        ("something else", None),
+    ],
+)
+def test_the_drivers_version_is_read_from_both_of_its_forms(line: str, version: str | None, tmp_path: Path) -> None:
+    (tmp_path / "version").write_text(f"{line}\nGCC version: gcc 12.2.0\n", encoding="utf-8")
+    assert node.driver(tmp_path / "version") == version
+    assert node.driver(tmp_path / "missing") is None
+
+
 def test_packages_as_pinned_pass_whatever_the_build(lock: Path) -> None:
     installed = {"torch": "2.13.0+cpu", "trl": "1.16.0"}
     assert node.check_packages(lock, installed.__getitem__) == installed

@@ -245,7 +245,7 @@ def test_gres_where_a_cluster_refuses_gpus(outage: object, tmp_path: Path) -> No
     done = workflow.run()
     assert done.returncode == 0, done.stdout
     assert "gpu:h200:1" in workflow.made("slow")
-    assert workflow.made("slow").splitlines()[-1] == "0"
+    assert int(workflow.made("slow").splitlines()[-1]) in range(slurm_cluster.GPUS)
 
 
 def test_a_partition_that_is_not_there_is_refused_before_submission(outage: object, tmp_path: Path) -> None:
@@ -260,13 +260,13 @@ def test_a_partition_that_is_not_there_is_refused_before_submission(outage: obje
 
 def test_ctrl_c_while_slurm_is_asked_leaves_no_job(outage: object, tmp_path: Path, record: Record) -> None:
     """The plugin forgets its jobs while it asks for their status; a controller that hangs keeps it there."""
-    workflow = Workflow(tmp_path, slow=ONCE.format(seconds=300))
+    workflow = Workflow(tmp_path, slow=(ONCE.format(seconds=300), "runtime=9", "begin"))
     workflow.start()
     workflow.until(lambda: (tmp_path / "trace").exists())
     controller = int((slurm_cluster.FOLDER / "slurmctld.pid").read_text(encoding="ascii"))
     os.kill(controller, signal.SIGSTOP)
     try:
-        time.sleep(14)
+        workflow.until(lambda: "squeue" in workflow.children())
         began = time.monotonic()
         workflow.signal(signal.SIGINT, group=False)
         time.sleep(1)

@@ -93,10 +93,10 @@ def accelerator() -> dict[str, Any]:
     }
 
 
-def driver() -> str | None:
+def driver(file: Path = Path("/proc/driver/nvidia/version")) -> str | None:
     """Version of NVIDIA's kernel module; None where it is not loaded."""
     try:
-        found = re.search(r"Kernel Module[^\d]*([\d.]+)", Path("/proc/driver/nvidia/version").read_text(encoding="utf-8"))
+        found = re.search(r"Kernel Module\b.*?\s(\d+\.[\d.]+)", file.read_text(encoding="utf-8"))
     except OSError:
         return None
     return found[1] if found else None
