@@ -27,17 +27,21 @@ def main() -> None:
         trained = manifest.read_json(args.train)
         manifest.check_files(args.train.parent, trained["outputs"], args.train)
         adapter, merged = args.train.parent / "adapter", args.out / policy.CHECKPOINT
-        merge.merge(start, adapter, merged, section.dtype)
-        counts = merge.audit(start, adapter, merged)
+        stored = merge.merge(start, adapter, merged)
+        counts = merge.audit(start, adapter, merged, section.dtype)
         seen = islice(trajectory.read(args.train.parent / "episodes.jsonl"), CONTEXTS)
-        gap = merge.logit_gap(start, adapter, merged, [t.prompt_ids + t.completion_ids for t in seen], section.dtype)
-        report = {**counts, "largest_logit_difference": float(f"{gap:.3g}"), "tolerance": merge.LOGIT_TOLERANCE[section.dtype]}
+        gap = merge.logit_gap(start, adapter, merged, [t.prompt_ids + t.completion_ids for t in seen], stored)
+        report = {**counts, "largest_logit_difference": float(f"{gap:.3g}"), "tolerance": merge.LOGIT_TOLERANCE[stored]}
         manifest.write_json(args.out / "merge.json", report)
         outputs = ["merge.json", *(f"{policy.CHECKPOINT}/{name}" for name in policy.check_checkpoint(merged))]
         inputs = {"start": args.start, "train": args.train, "section": args.model_section}
         facts = {"policy": trained["policy"], "steps": trained["steps"], "audit": report}
         stage.manifest(inputs, outputs, section.model_dump(mode="json"), facts)
-        print(f"{trained['policy']}: {counts['changed']} of {counts['tensors']} tensors changed, logit gap {gap:.2g}", flush=True)
+        print(
+            f"{trained['policy']}: {counts['changed']} of {counts['tensors']} tensors changed, {counts['update_kept']:.1%} of the update "
+            f"kept in {section.dtype}, logit gap {gap:.2g}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class Merge:
         save_file(tensors, path, {"format": "pt"})
 
     def audit(self) -> dict[str, object]:
-        return audit(self.start, self.adapter, self.merged)
+        return audit(self.start, self.adapter, self.merged, self.dtype)
 
 
 def adapt(model: Qwen3ForCausalLM, folder: Path, targets: tuple[str, ...] = PROJECTIONS) -> None:
@@ -67,7 +67,7 @@ def made(
     model.save_pretrained(found.start)
     tokenizer.save_pretrained(found.start)
     adapt(model.float(), found.adapter)
-    merge(found.start, found.adapter, found.merged, request.param)
+    assert merge(found.start, found.adapter, found.merged) == request.param, "stored as the start is"
     return found
 
 
@@ -80,7 +80,8 @@ def copied(made: Merge, tmp_path: Path) -> Merge:
 
 def test_a_true_merge_passes_and_is_counted(made: Merge) -> None:
     layers = 2
-    assert made.audit() == {
+    shares = ("update_kept", "weights_moved")
+    assert {field: value for field, value in made.audit().items() if field not in shares} == {
         "tensors": 11 * layers + 2, "changed": 7 * layers, "identical": 4 * layers + 2, "targets": 7 * layers, "tied_head": True,
     }  # fmt: skip
     assert "lm_head.weight" not in load_file(made.merged / WEIGHTS)
@@ -114,7 +115,7 @@ def test_the_candidate_stands_alone_with_the_start_s_tokenizer(made: Merge) -> N
 def test_merging_again_replaces_what_was_there_with_the_same_bytes(copied: Merge) -> None:
     before = (copied.merged / WEIGHTS).read_bytes()
     (copied.merged / "model-00001-of-00002.safetensors").touch()
-    merge(copied.start, copied.adapter, copied.merged, copied.dtype)
+    merge(copied.start, copied.adapter, copied.merged)
     assert (copied.merged / WEIGHTS).read_bytes() == before
     assert not (copied.merged / "model-00001-of-00002.safetensors").exists()
 
@@ -200,8 +201,59 @@ def test_an_adapter_of_fewer_projections_must_leave_the_others(copied: Merge, to
     adapt(AutoModelForCausalLM.from_pretrained(copied.start, dtype=torch.float32), copied.adapter, targets=("q_proj", "v_proj"))
     with pytest.raises(MergeError, match=r"model\.layers\.0\.mlp\.down_proj\.weight changed although nothing targets it"):
         copied.audit()
-    merge(copied.start, copied.adapter, copied.merged, copied.dtype)
+    merge(copied.start, copied.adapter, copied.merged)
     assert copied.audit()["changed"] == 4
+
+
+def shrink(made: Merge, factor: float) -> None:
+    """An update `factor` times as large, merged."""
+    made.spoil(lambda tensors: [tensor.mul_(factor) for name, tensor in tensors.items() if "lora_B" in name], "adapter")
+    merge(made.start, made.adapter, made.merged)
+
+
+def test_an_update_far_above_the_rounding_is_kept(made: Merge) -> None:
+    assert made.audit()["update_kept"] == pytest.approx(1, abs=0.01)
+    assert made.audit()["weights_moved"] > 0.9
+
+
+def test_an_update_below_the_rounding_is_lost_and_said_to_be(copied: Merge) -> None:
+    """B of 5e-7: far below half a unit in the last place of most bfloat16 weights, far above it in float32."""
+    shrink(copied, 1e-5)
+    if copied.dtype == "float32":
+        assert copied.audit()["update_kept"] == pytest.approx(1, abs=0.05)
+    else:
+        with pytest.raises(MergeError, match="did not change although the adapter targets it"):
+            copied.audit()
+
+
+def test_what_evaluation_rounds_away_counts_as_lost(copied: Merge) -> None:
+    """A start stored in float32 whose numbers are bfloat16's, as a converted checkpoint's: merged in float32, evaluated in bfloat16."""
+    copied.spoil(lambda tensors: [tensor.copy_(tensor.to(torch.bfloat16)) for tensor in tensors.values()], "start")
+    shrink(copied, 3e-4)
+    lost = audit(copied.start, copied.adapter, copied.merged, "bfloat16")
+    assert lost["update_kept"] < 0.5
+    assert lost["weights_moved"] < 0.2
+    if copied.dtype == "float32":
+        assert copied.audit()["update_kept"] == pytest.approx(1, abs=0.01)
+
+
+def test_a_part_of_an_update_is_measured_as_a_part(copied: Merge) -> None:
+    """Half of every change taken back."""
+
+    def halve(tensors: Tensors) -> None:
+        start = load_file(copied.start / WEIGHTS)
+        for name in targeted(copied.adapter):
+            tensors[name] = ((tensors[name].float() + start[name].float()) / 2).to(tensors[name].dtype)
+
+    copied.spoil(halve)
+    assert copied.audit()["update_kept"] == pytest.approx(0.5, abs=0.01)
+
+
+def test_weights_stored_in_two_dtypes_are_refused(copied: Merge) -> None:
+    other = torch.bfloat16 if copied.dtype == "float32" else torch.float32
+    copied.spoil(lambda tensors: tensors.update({TARGET: tensors[TARGET].to(other)}), "start")
+    with pytest.raises(MergeError, match=r"targeted weights are stored as \['bfloat16', 'float32'\], expected one of"):
+        merge(copied.start, copied.adapter, copied.merged)
 
 
 def test_logits_of_a_true_merge_agree(made: Merge) -> None:

@@ -14,6 +14,8 @@ from agentrl.manifest import read_json
 from agentrl.verdict import gained
 
 TEMPLATES = Path(__file__).parent / "templates"
+MOST = 0.9
+"""A merged checkpoint that carries less of the trained update is told of."""
 SMALLEST_P = 0.0001
 """A smaller p is printed as below this."""
 TRAINING_FACTS = ("steps", "episodes", "unique_tasks", "groups", "mixed_groups", "mean_reward", "strict_success")
@@ -62,7 +64,7 @@ def summarize(study: Path, settings: Statistics) -> dict[str, Any]:
         "plan": [*read_json(study / "plan" / "power.json")["sentences"], preflight(read_json(study / "plan" / "preflight.json"))],
         "selection": selection,
         "next": next_design(validate(read_json(study / "config" / "plan.json"), Plan), verdict, pairs),
-        "findings": [*chosen(selection), *findings(verdict, pairs, settings)],
+        "findings": [*chosen(selection), *findings(verdict, pairs, settings), *lost(training)],
         "verdict": verdict,
         "policies": policies,
         "comparisons": pairs,
@@ -109,6 +111,18 @@ def preflight(found: Mapping[str, Any]) -> str:
         f"Before training, {found['groups']} groups of {found['group_size']} on training tasks: {counts['strict_success']} of "
         f"{counts['episodes']} episodes succeeded strictly; groups whose reward varied: {mixed}."
     )
+
+
+def lost(training: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Arms whose merged checkpoints lack much of what was trained, because rounding took it back (`merge.kept`)."""
+    arms = by_arm((name, "") for name in training)
+    shares = {arm: min(training[name]["merge"]["update_kept"] for name in names) for arm, names in arms.items()}
+    return [
+        f"{arm}: the merged checkpoint carries only {share:.0%} of the trained update, rounding took back the rest: what was evaluated is "
+        "closer to the start policy than what was trained. With model.dtype float32 (and a start stored so) nothing is lost."
+        for arm, share in shares.items()
+        if share < MOST
+    ]
 
 
 def looks(study: Path) -> list[str]:
