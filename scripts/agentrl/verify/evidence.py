@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from agentrl.config import Arm, EvaluationShape, Preflight, Protocol, Retention, Reward, TrainingSettings, validate
+from agentrl.engine.scripted import ScriptedEngine
 from agentrl.health import RATIO_BOUNDS
 from agentrl.manifest import read_json
 from agentrl.protocol import ChatProtocol, parse_turn
@@ -145,7 +146,7 @@ class Evidence:
             for number, record in self._records(file, wanted):
                 if (task := table.get(record["key"]["task"])) is None:
                     continue
-                found = self._episode(file, number, record, task, protocol)
+                found = self._episode(file, number, record, task, protocol, ScriptedEngine.name)
                 self._absent(file, _name(number, record), record, ("reward", "advantage", "loss_runs"))
                 if not found.outcome["strict"]:
                     self.findings.add("warm-up", file, _name(number, record), "outcome.strict", True, False)
