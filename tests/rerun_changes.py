@@ -1,16 +1,18 @@
 """Every change of the rerun suite, with the jobs that it must plan: configuration keys, code, rules, time stamps, folders."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 from micro_study import ROOT
+from raw_studies import get, put
 from rerun_edits import (
     STUDY,
     altered,
@@ -20,6 +22,7 @@ from rerun_edits import (
     earlier,
     moved,
     reordered,
+    repinned,
     reshelled,
     touched,
     unimportant,
@@ -27,17 +30,18 @@ from rerun_edits import (
     without_weights,
     write,
 )  # fmt: skip
-from rerun_expected import COMMANDS, DESIGN_KEYS, Design, code, first_jobs, reads, users, wave
-from test_config import EVERY_KEY, alternatives, get, is_override, put
+from rerun_expected import COMMANDS, DESIGN_KEYS, UNDECIDED, Design, code, first_jobs, reads, users, wave
+from test_sections import EVERY_KEY, alternatives, is_override
 
 from agentrl.config import ConfigError, validate
 from agentrl.strictyaml import read_yaml
 from agentrl.tasks import FAMILIES
 
-MICRO, DEMO = Design(), Design(seeds=(21,), demo=True)
+MICRO, DEMO, CHOSEN = Design(), Design(seeds=(21,), demo=True, warmed=("pilot",)), Design(chosen="pilot")
 MICRO_RAW = read_yaml(ROOT / "config.yaml", ROOT / "tests/micro.yaml")
 SCRIPTS = ROOT / "scripts"
-SOURCES = ("scripts", "rules", "Snakefile", "config.yaml")
+SOURCES = ("scripts", "rules", "Snakefile", "config.yaml", "envs")
+WARMUP = {"steps": 2, "batch_size": 2, "learning_rate": 1e-3}
 _LONG_AGO = 1_000_000_000
 """Seconds since 1970: older than any output."""
 
@@ -53,7 +57,9 @@ class Change:
     edit: Callable[[Path], object] | None = None
     """Done to a copy of the project."""
     base: str = "micro"
-    """`micro`, or `demo`: the faked study that makes its own start policy."""
+    """`micro`; `demo`: the faked study that makes its own start policy and warms an arm up; `chosen`: micro, where dev chose the arm."""
+    environment: Mapping[str, str] | None = None
+    """Variables on top of the environment."""
 
     def __str__(self) -> str:
         return self.name
@@ -70,7 +76,9 @@ def keys(raw: dict[str, Any], design: Design) -> Iterator[Change]:
             continue  # compared on the micro study already
         value = other_value(raw, path)
         changed = value_config(path, value)
-        yield Change(f"{key}: {value!r:.40}", wave(first, design), changed, base="demo" if design.demo else "micro")
+        warmed = path[2:] == ("warmup",)
+        expected = wave([*first, code("warm_up.py")], replace(design, warmed=(path[1],))) if warmed else wave(first, design)
+        yield Change(f"{key}: {value!r:.40}", expected, changed, base="demo" if design.demo else "micro")
 
 
 VALUES: dict[str, Any] = {
@@ -107,13 +115,17 @@ def designs() -> Iterator[Change]:
     """Keys that say which jobs there are."""
     more_seeds = Design(seeds=(3, 4))
     fresh = {job for job in reads(more_seeds) if job.endswith((" 4", "seed-4")) or "/seed-4 " in job}
-    yield Change("one more seed", wave(["section plan", "section design", "plan", *fresh], more_seeds), {"training": {"seeds": [3, 4]}})
+    first = ["section plan", *RESIZED, *fresh]
+    yield Change("one more seed", wave(first, more_seeds), {"training": {"seeds": [3, 4]}})
+    more_arms = Design(arms=("pilot", "placebo", "short"))
     for reward in ("binary", "random"):
-        more_arms = Design(arms=("pilot", "placebo", "short"))
-        first = {"section arm-short", "section design", "plan", *(["section plan"] if reward == "binary" else [])}
+        first = ["section arm-short", *RESIZED, *(["section plan"] if reward == "binary" else [])]
         yield Change(f"one more arm, {reward}", wave(first, more_arms), {"arms": {"short": {"reward": reward}}})
-    yield Change("another seed", wave(["section design", "plan", *fresh], Design(seeds=(4,))), {"training": {"seeds": [4]}})
-    yield Change("the arm placebo taken out", wave(["section design", "plan"], Design(arms=("pilot",))), edit=without_placebo)
+    first = ["section arm-short", "section plan", *RESIZED, code("warm_up.py")]
+    arm = {"reward": "shaped", "warmup": WARMUP}
+    yield Change("one more arm, with a warm-up", wave(first, replace(more_arms, warmed=("short",))), {"arms": {"short": arm}})
+    yield Change("another seed", wave(["section design", *fresh], Design(seeds=(4,))), {"training": {"seeds": [4]}})
+    yield Change("the arm placebo taken out", wave(RESIZED, Design(arms=("pilot",))), edit=without_placebo)
     yield Change("test split alone", wave(["section design", "plan"], Design(splits=("test",))), {"evaluation": {"splits": ["test"]}})
     yield Change(
         "dev split alone", wave(["section design", "section plan", "plan"], Design(splits=("dev",))), {"evaluation": {"splits": ["dev"]}}
@@ -137,6 +149,34 @@ def designs() -> Iterator[Change]:
     )
     named = {"retention": {"ids_from": "ids.txt"}}
     yield Change("retention ids from a file", wave({"retention_items"}, MICRO), named, edit=lambda f: write(f / "ids.txt", "1\n"))
+
+
+RESIZED = ["section design", "plan", "gpu_preflight"]
+"""Of a design with more or fewer candidates: the plan says how many jobs come, the node needs room for their checkpoints."""
+
+
+def chosen() -> Iterator[Change]:
+    """The choice on dev: switched on and off, and what changes below and above it."""
+    select, passed_over = ["section design", "plan", code("select_arm.py")], f"{STUDY}/policies/placebo/seed-3"
+    yield Change("dev chooses the arm", wave(select, Design(chosen=UNDECIDED)), {"evaluation": {"select": "dev"}})
+    changes: dict[str, tuple[set[str], dict[str, Any] | None, Callable[[Path], object] | None]] = {
+        "nothing": (set(), None, None),
+        "touch of everything": (set(), None, touched),
+        "no choice any more": (wave(["section design", "plan"], MICRO), {"evaluation": {"select": None}}, None),
+        "statistics.margin": (wave(first_jobs("statistics.margin"), CHOSEN), {"statistics": {"margin": 0.1}}, None),
+        "training.kl": (wave(first_jobs("training.kl"), CHOSEN), {"training": {"kl": 0.1}}, None),
+        "tasks.splits.test": (wave(first_jobs("tasks.splits.test"), CHOSEN), {"tasks": {"splits": {"test": 7}}}, None),
+        "selection.json deleted": (wave({"select"}, CHOSEN), None, lambda f: (f / STUDY / "selection/selection.json").unlink()),
+        "test of the arm passed over deleted": (set(), None, lambda f: shutil.rmtree(f / passed_over / "agent-test")),
+        "dev of the arm passed over deleted": (
+            wave({"evaluate_agent placebo/seed-3 dev"}, CHOSEN),
+            None,
+            lambda f: shutil.rmtree(f / passed_over / "agent-dev"),
+        ),
+        "the arm placebo taken out": (wave(RESIZED, replace(CHOSEN, arms=("pilot",))), None, without_placebo),
+    }
+    for name, (expected, config, edit) in changes.items():
+        yield Change(f"dev chose: {name}", expected, config, edit, base="chosen")
 
 
 def combinations() -> Iterator[Change]:
@@ -182,7 +222,8 @@ def sources(imported: Mapping[str, list[str]]) -> Iterator[Change]:
             name = path.relative_to(SCRIPTS).as_posix()
             expected = wave(users(name, imported), MICRO)
             yield Change(f"scripts/{name} edited", expected, edit=lambda f, name=name: append(f / "scripts" / name, "\n"))
-    for name in ("agentrl/demo/policy.py", "agentrl/demo/demonstrations.py", "train_demo_base.py", "train_demo_sft.py"):
+    library = ("demo/policy.py", "demo/demonstrations.py", "warmup.py", "supervised.py", "expert.py")
+    for name in ("train_demo_base.py", "train_demo_sft.py", "warm_up.py", *(f"agentrl/{file}" for file in library)):
         expected = wave(users(name, imported), DEMO)
         yield Change(f"scripts/{name} edited, demo", expected, edit=lambda f, name=name: append(f / "scripts" / name, "\n"), base="demo")
 
@@ -204,8 +245,9 @@ def rules() -> Iterator[Change]:
         yield Change(f"a comment in {name}", set(), edit=lambda f, name=name: append(f / name, "\n# a comment\n"))
         for rule, command in COMMANDS.items():
             text = path.read_text(encoding="utf-8")
-            if f"rule {rule}:" in text:
-                design, base = (DEMO, "demo") if rule.startswith("demo_") else (MICRO, "micro")
+            if re.search(rf"(rule|checkpoint) {rule}:", text):
+                design, base = (DEMO, "demo") if rule.startswith(("demo_", "warmup")) else (MICRO, "micro")
+                design, base = (CHOSEN, "chosen") if rule == "select" else (design, base)
                 texts = [] if design.demo else [code(command)]  # a faked rule calls no command
                 expected = wave([*texts, *(job for job in reads(design) if job.split()[0] == rule)], design)
                 yield Change(f"rule {rule}: shell", expected, edit=lambda f, n=name, r=rule: reshelled(f / n, r), base=base)
@@ -224,8 +266,17 @@ def behind_gates(imported: Mapping[str, list[str]]) -> Iterator[Change]:
         yield Change(
             f"other gates, and rule {rule}: shell", expected, gates, edit=lambda f, r=rule, n=file: reshelled(f / f"rules/{n}.smk", r)
         )
-    expected = wave([*first, "section design"], Design(arms=("pilot",)))
+    expected = wave([*first, *RESIZED], Design(arms=("pilot",)))
     yield Change("other gates, and the arm placebo taken out", expected, gates, edit=without_placebo)
+    expected = wave([*first, "section design", code("select_arm.py")], Design(chosen=UNDECIDED))
+    yield Change("other gates, and dev chooses the arm", expected, gates | {"evaluation": {"select": "dev"}})
+    expected = wave([*first, "section arm-pilot", code("warm_up.py")], Design(warmed=("pilot",)))
+    yield Change("other gates, and an arm warmed up", expected, gates | {"arms": {"pilot": {"warmup": WARMUP}}})
+    for name in ("agentrl/grpo.py", "agentrl/evaluation.py"):
+        expected = wave(["gpu_preflight", *users(name, imported)], MICRO)
+        yield Change(f"other pins, and {name} edited", expected, edit=lambda f, n=name: append(repinned(f) / "scripts" / n, "\n"))
+    expected = wave(["gpu_preflight", code("train.py")], MICRO)
+    yield Change("other pins, and rule train: shell", expected, edit=lambda f: reshelled(repinned(f) / "rules/train.smk", "train"))
 
 
 def files() -> Iterator[Change]:
@@ -244,7 +295,10 @@ def files() -> Iterator[Change]:
     for name, job in DELETED.items():
         yield Change(f"{name} deleted", wave({job}, MICRO), edit=lambda f, n=name: (f / STUDY / n).unlink())
     yield Change("weights deleted to save space", set(), edit=without_weights)
+    yield Change("envs/cpu.txt: a pin changed", wave({"gpu_preflight"}, MICRO), edit=repinned)
+    yield Change("GPU rules under another Python", set(), environment={"PIPELINE_GPU_PYTHON": "/elsewhere/bin/python"})
     for name in (
+        "preflight/gpu/report.json",
         "code/train.txt",
         "summary/provenance.json",
         "arms/pilot/seed-3/train/log.txt",
@@ -290,5 +344,5 @@ def imports() -> dict[str, list[str]]:
 
 def all_changes(imported: Mapping[str, list[str]], demo_raw: dict[str, Any]) -> list[Change]:
     """The whole suite."""
-    everywhere = [*files(), *designs(), *combinations(), *keys(MICRO_RAW, MICRO), *keys(demo_raw, DEMO)]
+    everywhere = [*files(), *designs(), *chosen(), *combinations(), *keys(MICRO_RAW, MICRO), *keys(demo_raw, DEMO)]
     return [*everywhere, *sources(imported), *rules(), *behind_gates(imported)]
