@@ -11,7 +11,7 @@ if STUDY.evaluation.select:
         input:
             evaluations=manifests(["baseline", *CANDIDATES], ["agent-dev"]),
             design=f"{R}/config/design.json",
-            gates=ancient([*rules.plan.output, *expand(rules.admit.output, arm=STUDY.arms), *rules.gpu_preflight.output]),  # see below
+            gates=ancient([*rules.plan.output, *expand(rules.admit.output, arm=STUDY.arms), *rules.gpu_preflight.output]),  # see above
             code=code("select_arm.py"),
         output:
             manifest=f"{R}/selection/manifest.json",

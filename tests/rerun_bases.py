@@ -12,8 +12,8 @@ from queue import SimpleQueue
 
 import yaml
 from micro_study import snakemake
-from rerun_changes import WARMUP, Change
 from rerun_plans import CONFIGS, Plan, Planner
+from rerun_studies import WARMUP, Change
 
 import benchmark_planning
 from agentrl import manifest

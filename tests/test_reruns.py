@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 import rerun_changes
+import rerun_configs
 from micro_study import snakemake
 from raw_studies import DEMO_RAW
 from rerun_bases import Bases
-from rerun_changes import CHOSEN, DEMO, MICRO, MICRO_RAW, Change
 from rerun_edits import STUDY, append, write
 from rerun_expected import COMMANDS, LATE, UNDECIDED, first_jobs, reads, wave
 from rerun_plans import CONFIGS, Plan, Planner, planners
+from rerun_studies import CHOSEN, DEMO, MICRO, MICRO_RAW, Change
 
 from agentrl.hashing import sha256
 
@@ -67,23 +68,23 @@ def test_files_time_stamps_and_folders(bases: Bases) -> None:
 
 
 def test_seeds_arms_splits_and_baselines(bases: Bases) -> None:
-    assert wrong(bases, rerun_changes.designs()) == {}
+    assert wrong(bases, rerun_configs.designs()) == {}
 
 
 def test_the_choice_on_dev(bases: Bases) -> None:
-    assert wrong(bases, rerun_changes.chosen()) == {}
+    assert wrong(bases, rerun_configs.chosen()) == {}
 
 
 def test_values_that_change_places_or_only_their_spelling(bases: Bases) -> None:
-    assert wrong(bases, rerun_changes.combinations()) == {}
+    assert wrong(bases, rerun_configs.combinations()) == {}
 
 
 def test_every_key(bases: Bases) -> None:
-    assert wrong(bases, rerun_changes.keys(MICRO_RAW, MICRO)) == {}
+    assert wrong(bases, rerun_configs.keys(MICRO_RAW, MICRO)) == {}
 
 
 def test_every_key_of_the_demo_policy(bases: Bases) -> None:
-    assert wrong(bases, rerun_changes.keys(DEMO_RAW, DEMO)) == {}
+    assert wrong(bases, rerun_configs.keys(DEMO_RAW, DEMO)) == {}
 
 
 def test_every_source_file(bases: Bases, imported: dict[str, list[str]]) -> None:
@@ -96,6 +97,15 @@ def test_every_rule(bases: Bases) -> None:
 
 def test_changes_behind_gates(bases: Bases, imported: dict[str, list[str]]) -> None:
     assert wrong(bases, rerun_changes.behind_gates(imported)) == {}
+
+
+def test_the_choice_on_dev_waits_for_every_gate(bases: Bases) -> None:
+    """Else statistics that lie behind a gate still running would be overlooked after the choice (`rules/select.smk`)."""
+    text = bases.plan(Change("", set(), {"evaluation": {"select": "dev"}})).text
+    inputs = re.search(r"^checkpoint select:\n +input: (.*)$", text, re.MULTILINE)
+    assert inputs, text
+    gates = ("plan/power.json", "preflight/admitted/pilot.json", "preflight/admitted/placebo.json", "preflight/gpu/report.json")
+    assert {f"{STUDY}/{gate}" for gate in gates} <= set(inputs[1].split(", "))
 
 
 def test_no_key_rule_or_late_file_is_forgotten() -> None:
