@@ -25,7 +25,6 @@ rule all:
     input:
         EVIDENCE,
         evaluated_records,
-        selection,
 
 
 onsuccess:

@@ -52,4 +52,6 @@ EVIDENCE = [
     *expand([rules.warmup.output.manifest, rules.warmup.output.demonstrations], zip, **by_run(WARMED)),
     *expand([rules.train.output.manifest, rules.train.output.episodes, rules.train.output.steps], zip, **by_run(list(STUDY.arms))),
     *expand(rules.merge.output, zip, **by_run(list(STUDY.arms))),
+    *manifests(["baseline", *CANDIDATES], BEFORE_CHOICE),  # by name: while the choice is open, `evaluations` names none of them
+    *CHOICE,
 ]

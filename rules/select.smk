@@ -1,4 +1,8 @@
 # Dev for choosing, test for judging. A checkpoint: which policies see test is known only when the choice is made.
+#
+# It waits for every gate before training. Once it has run, Snakemake asks anew what must run, overlooks whatever lies behind a gate that is
+# still running (`code.smk` says how), and no longer counts the jobs that have just finished: old statistics would pass for new ones.
+CHOICE = [f"{R}/selection/{name}.json" for name in ("manifest", "selection")] if STUDY.evaluation.select else []
 
 
 if STUDY.evaluation.select:
@@ -7,6 +11,7 @@ if STUDY.evaluation.select:
         input:
             evaluations=manifests(["baseline", *CANDIDATES], ["agent-dev"]),
             design=f"{R}/config/design.json",
+            gates=ancient([*rules.plan.output, *expand(rules.admit.output, arm=STUDY.arms), *rules.gpu_preflight.output]),  # see above
             code=code("select_arm.py"),
         output:
             manifest=f"{R}/selection/manifest.json",

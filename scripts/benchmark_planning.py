@@ -22,7 +22,7 @@ from typing import Any
 from agentrl import manifest, provenance
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("Snakefile", "rules", "scripts", "config.yaml", "profiles", "tests/micro.yaml", "tests/data")
+COPIED = ("Snakefile", "rules", "scripts", "config.yaml", "profiles", "envs", "tests/micro.yaml", "tests/data")
 _SHELL = re.compile(r"^( +)shell:\n(?:\1 +\S.*\n)+", re.MULTILINE)
 _HOOK = re.compile(r"^onsuccess:\n(?: +\S.*\n)+", re.MULTILINE)
 FAKE = "for file in {output}; do echo $file > $file; done"

@@ -1,6 +1,7 @@
-"""Finished studies to change: the micro study, and a faked one that makes its own start policy; one plan per change."""
+"""Finished studies to change: the micro study, the same after a choice on dev, and a faked one with a warm-up; one plan per change."""
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,12 +11,16 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import yaml
-from rerun_changes import Change
+from micro_study import snakemake
 from rerun_plans import CONFIGS, Plan, Planner
+from rerun_studies import WARMUP, Change
 
 import benchmark_planning
+from agentrl import manifest
 
 DEMO_CONFIGS = ("config.yaml", "profiles/demo/study.yaml")
+OWN = "own.yaml"
+"""What a study here configures beside the shipped files."""
 
 
 class Bases:
@@ -27,8 +32,8 @@ class Bases:
         for planner in planners:
             self.free.put(planner)
         self.workers = len(planners)
-        self.folders = {"micro": micro, "demo": demo(scratch / "demo")}
-        self.configs = {"micro": CONFIGS, "demo": DEMO_CONFIGS}
+        self.folders = {"micro": micro, "demo": demo(scratch / "demo"), "chosen": chosen(micro, scratch / "chosen")}
+        self.configs = {"micro": CONFIGS, "demo": (*DEMO_CONFIGS, OWN), "chosen": (*CONFIGS, OWN)}
 
     def plans(self, changes: Iterable[Change]) -> Iterator[tuple[Change, Plan]]:
         """Each change with its plan, in order."""
@@ -41,7 +46,7 @@ class Bases:
         planner = self.free.get()
         try:
             with self._changed(change) as (folder, configs):
-                return planner.plan(folder, configs=configs)
+                return planner.plan(folder, configs=configs, environment=change.environment)
         finally:
             self.free.put(planner)
 
@@ -66,7 +71,19 @@ def link_tree(source: Path, target: Path) -> Path:
 
 
 def demo(folder: Path) -> Path:
-    """The demo study with faked stages, finished."""
+    """The demo study with faked stages and a warm-up, finished."""
     benchmark_planning.fake_project(folder)
-    benchmark_planning.snakemake(folder, "--quiet", "all", "--resources", "gpu=2", configs=DEMO_CONFIGS)
+    manifest.write_json(folder / OWN, {"arms": {"pilot": {"warmup": WARMUP}}})
+    benchmark_planning.snakemake(folder, "--quiet", "all", "--resources", "gpu=2", configs=(*DEMO_CONFIGS, OWN))
+    return folder
+
+
+def chosen(micro: Path, folder: Path) -> Path:
+    """The micro study, finished once more after dev was told to choose the arm. Raises AssertionError if that evaluates or trains anew."""
+    shutil.copytree(micro, folder, symlinks=True)
+    manifest.write_json(folder / OWN, {"evaluation": {"select": "dev"}})
+    done = snakemake(folder, OWN, "--show-failed-logs")
+    assert done.returncode == 0, done.stdout[-3000:]
+    ran = set(re.findall(r"^(?:local)?(?:rule|checkpoint) (\w+):$", done.stdout, re.MULTILINE))
+    assert ran == {"code_select_arm", "section", "select", "plan", "statistics", "verify", "summary", "all"}, ran
     return folder

@@ -1,25 +1,25 @@
-"""Every change of the rerun suite, with the jobs that it must plan: configuration keys, code, rules, time stamps, folders."""
+"""Changes of code, rules, files and time stamps, with the jobs that they must plan; and the whole suite."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 from micro_study import ROOT
+from rerun_configs import RESIZED, chosen, combinations, designs, keys
 from rerun_edits import (
     STUDY,
     altered,
     append,
     branched,
     cloned,
-    earlier,
     moved,
-    reordered,
+    repinned,
     reshelled,
     touched,
     unimportant,
@@ -27,152 +27,13 @@ from rerun_edits import (
     without_weights,
     write,
 )  # fmt: skip
-from rerun_expected import COMMANDS, DESIGN_KEYS, Design, code, first_jobs, reads, users, wave
-from test_config import EVERY_KEY, alternatives, get, is_override, put
+from rerun_expected import COMMANDS, UNDECIDED, Design, code, first_jobs, reads, users, wave
+from rerun_studies import CHOSEN, DEMO, MICRO, MICRO_RAW, WARMUP, Change
 
-from agentrl.config import ConfigError, validate
-from agentrl.strictyaml import read_yaml
-from agentrl.tasks import FAMILIES
-
-MICRO, DEMO = Design(), Design(seeds=(21,), demo=True)
-MICRO_RAW = read_yaml(ROOT / "config.yaml", ROOT / "tests/micro.yaml")
 SCRIPTS = ROOT / "scripts"
-SOURCES = ("scripts", "rules", "Snakefile", "config.yaml")
+SOURCES = ("scripts", "rules", "Snakefile", "config.yaml", "envs")
 _LONG_AGO = 1_000_000_000
 """Seconds since 1970: older than any output."""
-
-
-@dataclass(frozen=True)
-class Change:
-    """One change to a finished study and the jobs it must rerun."""
-
-    name: str
-    expected: set[str]
-    config: Mapping[str, Any] | None = None
-    """Merged over the study's configuration."""
-    edit: Callable[[Path], object] | None = None
-    """Done to a copy of the project."""
-    base: str = "micro"
-    """`micro`, or `demo`: the faked study that makes its own start policy."""
-
-    def __str__(self) -> str:
-        return self.name
-
-
-def keys(raw: dict[str, Any], design: Design) -> Iterator[Change]:
-    """One change of each configuration key, taken from the models: a key without a line in `KEYS` ends in an error."""
-    for path in EVERY_KEY:
-        key = ".".join(path)
-        if key in DESIGN_KEYS or (path[0] == "demo_policy" and not design.demo) or key == "tasks.family":
-            continue
-        first = first_jobs(key)
-        if design.demo and not {"section demo-base", "section demo-sft"} & set(first):
-            continue  # compared on the micro study already
-        value = other_value(raw, path)
-        changed = value_config(path, value)
-        yield Change(f"{key}: {value!r:.40}", wave(first, design), changed, base="demo" if design.demo else "micro")
-
-
-VALUES: dict[str, Any] = {
-    "retention.ids": [f"item-{number}" for number in range(MICRO_RAW["retention"]["items"])],
-    "model.start": "tests/data/elsewhere",
-    "training.group_size": 2,
-}
-"""Keys whose other value has to fit the study."""
-assert len(FAMILIES) == 1, "a second family exists: let `keys` change tasks.family"
-
-
-def other_value(raw: dict[str, Any], path: tuple[str, ...]) -> Any:
-    """Another value of a key that makes a valid study. Raises ValueError where `VALUES` must name one."""
-    now = None if is_override(path) else get(raw, path)
-    key = ".".join(path)
-    for value in [VALUES[key]] if key in VALUES else alternatives(EVERY_KEY[path], now):
-        try:
-            validate(put(raw, path, value))
-        except ConfigError:
-            continue
-        if value != now:
-            return value
-    raise ValueError(f"{key}: no other value of {now!r} makes a valid study; name one in VALUES")
-
-
-def value_config(path: tuple[str, ...], value: Any) -> dict[str, Any]:
-    """The configuration that sets one key."""
-    for name in reversed(path):
-        value = {name: value}
-    return value
-
-
-def designs() -> Iterator[Change]:
-    """Keys that say which jobs there are."""
-    more_seeds = Design(seeds=(3, 4))
-    fresh = {job for job in reads(more_seeds) if job.endswith((" 4", "seed-4")) or "/seed-4 " in job}
-    yield Change("one more seed", wave(["section plan", "section design", "plan", *fresh], more_seeds), {"training": {"seeds": [3, 4]}})
-    for reward in ("binary", "random"):
-        more_arms = Design(arms=("pilot", "placebo", "short"))
-        first = {"section arm-short", "section design", "plan", *(["section plan"] if reward == "binary" else [])}
-        yield Change(f"one more arm, {reward}", wave(first, more_arms), {"arms": {"short": {"reward": reward}}})
-    yield Change("another seed", wave(["section design", "plan", *fresh], Design(seeds=(4,))), {"training": {"seeds": [4]}})
-    yield Change("the arm placebo taken out", wave(["section design", "plan"], Design(arms=("pilot",))), edit=without_placebo)
-    yield Change("test split alone", wave(["section design", "plan"], Design(splits=("test",))), {"evaluation": {"splits": ["test"]}})
-    yield Change(
-        "dev split alone", wave(["section design", "section plan", "plan"], Design(splits=("dev",))), {"evaluation": {"splits": ["dev"]}}
-    )
-    yield Change("another name of the study", set(reads(MICRO)), {"study": "other"})
-    yield Change(
-        "an earlier study's agent baseline",
-        (wave({"statistics"}, MICRO) | {"code_adopt_baseline", "adopt_agent dev", "adopt_agent test"}),
-        {"baselines": {"agent": "results/earlier"}},
-        edit=earlier,
-    )
-    yield Change(
-        "an earlier study's retention baseline",
-        wave({"statistics"}, MICRO) | {"code_adopt_baseline", "adopt_retention"},
-        {"baselines": {"retention": "results/earlier"}},
-        edit=earlier,
-    )
-    imported = wave({"freeze retention"}, MICRO) - {"evaluate_retention baseline"} | {"code_import_retention", "import_retention"}
-    yield Change(
-        "a recorded retention baseline", imported, {"baselines": {"retention": "sft.json"}}, edit=lambda f: write(f / "sft.json", "{}")
-    )
-    named = {"retention": {"ids_from": "ids.txt"}}
-    yield Change("retention ids from a file", wave({"retention_items"}, MICRO), named, edit=lambda f: write(f / "ids.txt", "1\n"))
-
-
-def combinations() -> Iterator[Change]:
-    """Changes of several keys, and of keys whose values stand elsewhere too."""
-    lora, training = MICRO_RAW["training"]["lora"], first_jobs("training")
-    swaps: dict[str, tuple[dict[str, Any], list[str]]] = {
-        "lora.r 16 -> 32 beside another 32": ({"training": {"lora": {"r": 32}}}, training),
-        "lora.r and lora.alpha swapped": ({"training": {"lora": {"r": lora["alpha"], "alpha": lora["r"]}}}, training),
-        "steps and checkpoint_every swapped": ({"training": {"steps": 1, "checkpoint_every": 3}}, training),
-        "temperature and top_p swapped": ({"decoding": {"temperature": 0.95, "top_p": 0.6}}, first_jobs("decoding")),
-        "lookup and calculation rewards swapped": ({"reward": {"lookup": 0.25, "calculation": 0.15}}, first_jobs("reward")),
-        "seeds of tasks and retention swapped": (
-            {"tasks": {"seed": 42}, "retention": {"seed": 7}},
-            [*first_jobs("tasks.seed"), *first_jobs("retention.seed")],
-        ),
-        "sizes of dev and test swapped": (
-            {"tasks": {"splits": {"dev": 8, "test": 6}}},
-            [*first_jobs("tasks.splits.dev"), *first_jobs("tasks.splits.test")],
-        ),
-        "quantity and unit_price swapped": (
-            {"tasks": {"quantity": {"min": 11, "max": 49}, "unit_price": {"min": 2, "max": 9}}},
-            first_jobs("tasks.quantity"),
-        ),
-        "rewards of both arms swapped": (
-            {"arms": {"pilot": {"reward": "random"}, "placebo": {"reward": "shaped"}}},
-            ["section arm-pilot", "section arm-placebo", "section design"],
-        ),
-        "a larger group of one arm": ({"arms": {"pilot": {"training": {"group_size": 8}}}}, ["section arm-pilot", "section preflight"]),
-        "one more trial": ({"evaluation": {"trials": 2}}, first_jobs("evaluation.trials")),
-    }
-    for name, (config, first) in swaps.items():
-        yield Change(name, wave(first, MICRO), config)
-    same = {"training": {"learning_rate": 1e-3, "kl": 0.020}, "evaluation": {"splits": ["test", "dev"]}}
-    yield Change("the same values, written otherwise; splits in another order", set(), same)
-    yield Change("config.yaml in another key order, without comments", set(), edit=reordered)
-    yield Change("comments in config.yaml", set(), edit=lambda f: append(f / "config.yaml", "\n# a comment\n"))
 
 
 def sources(imported: Mapping[str, list[str]]) -> Iterator[Change]:
@@ -182,7 +43,8 @@ def sources(imported: Mapping[str, list[str]]) -> Iterator[Change]:
             name = path.relative_to(SCRIPTS).as_posix()
             expected = wave(users(name, imported), MICRO)
             yield Change(f"scripts/{name} edited", expected, edit=lambda f, name=name: append(f / "scripts" / name, "\n"))
-    for name in ("agentrl/demo/policy.py", "agentrl/demo/demonstrations.py", "train_demo_base.py", "train_demo_sft.py"):
+    library = ("demo/policy.py", "demo/demonstrations.py", "warmup.py", "supervised.py", "expert.py")
+    for name in ("train_demo_base.py", "train_demo_sft.py", "warm_up.py", *(f"agentrl/{file}" for file in library)):
         expected = wave(users(name, imported), DEMO)
         yield Change(f"scripts/{name} edited, demo", expected, edit=lambda f, name=name: append(f / "scripts" / name, "\n"), base="demo")
 
@@ -204,8 +66,9 @@ def rules() -> Iterator[Change]:
         yield Change(f"a comment in {name}", set(), edit=lambda f, name=name: append(f / name, "\n# a comment\n"))
         for rule, command in COMMANDS.items():
             text = path.read_text(encoding="utf-8")
-            if f"rule {rule}:" in text:
-                design, base = (DEMO, "demo") if rule.startswith("demo_") else (MICRO, "micro")
+            if re.search(rf"(rule|checkpoint) {rule}:", text):
+                design, base = (DEMO, "demo") if rule.startswith(("demo_", "warmup")) else (MICRO, "micro")
+                design, base = (CHOSEN, "chosen") if rule == "select" else (design, base)
                 texts = [] if design.demo else [code(command)]  # a faked rule calls no command
                 expected = wave([*texts, *(job for job in reads(design) if job.split()[0] == rule)], design)
                 yield Change(f"rule {rule}: shell", expected, edit=lambda f, n=name, r=rule: reshelled(f / n, r), base=base)
@@ -224,8 +87,17 @@ def behind_gates(imported: Mapping[str, list[str]]) -> Iterator[Change]:
         yield Change(
             f"other gates, and rule {rule}: shell", expected, gates, edit=lambda f, r=rule, n=file: reshelled(f / f"rules/{n}.smk", r)
         )
-    expected = wave([*first, "section design"], Design(arms=("pilot",)))
+    expected = wave([*first, *RESIZED], Design(arms=("pilot",)))
     yield Change("other gates, and the arm placebo taken out", expected, gates, edit=without_placebo)
+    expected = wave([*first, "section design", code("select_arm.py")], Design(chosen=UNDECIDED))
+    yield Change("other gates, and dev chooses the arm", expected, gates | {"evaluation": {"select": "dev"}})
+    expected = wave([*first, "section arm-pilot", code("warm_up.py")], Design(warmed=("pilot",)))
+    yield Change("other gates, and an arm warmed up", expected, gates | {"arms": {"pilot": {"warmup": WARMUP}}})
+    for name in ("agentrl/grpo.py", "agentrl/evaluation.py"):
+        expected = wave(["gpu_preflight", *users(name, imported)], MICRO)
+        yield Change(f"other pins, and {name} edited", expected, edit=lambda f, n=name: append(repinned(f) / "scripts" / n, "\n"))
+    expected = wave(["gpu_preflight", code("train.py")], MICRO)
+    yield Change("other pins, and rule train: shell", expected, edit=lambda f: reshelled(repinned(f) / "rules/train.smk", "train"))
 
 
 def files() -> Iterator[Change]:
@@ -244,7 +116,10 @@ def files() -> Iterator[Change]:
     for name, job in DELETED.items():
         yield Change(f"{name} deleted", wave({job}, MICRO), edit=lambda f, n=name: (f / STUDY / n).unlink())
     yield Change("weights deleted to save space", set(), edit=without_weights)
+    yield Change("envs/cpu.txt: a pin changed", wave({"gpu_preflight"}, MICRO), edit=repinned)
+    yield Change("GPU rules under another Python", set(), environment={"PIPELINE_GPU_PYTHON": "/elsewhere/bin/python"})
     for name in (
+        "preflight/gpu/report.json",
         "code/train.txt",
         "summary/provenance.json",
         "arms/pilot/seed-3/train/log.txt",
@@ -290,5 +165,5 @@ def imports() -> dict[str, list[str]]:
 
 def all_changes(imported: Mapping[str, list[str]], demo_raw: dict[str, Any]) -> list[Change]:
     """The whole suite."""
-    everywhere = [*files(), *designs(), *combinations(), *keys(MICRO_RAW, MICRO), *keys(demo_raw, DEMO)]
+    everywhere = [*files(), *designs(), *chosen(), *combinations(), *keys(MICRO_RAW, MICRO), *keys(demo_raw, DEMO)]
     return [*everywhere, *sources(imported), *rules(), *behind_gates(imported)]

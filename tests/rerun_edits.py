@@ -108,10 +108,16 @@ def rewrite(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) ->
 
 def reshelled(path: Path, rule: str) -> None:
     """Another shell command of one rule."""
-    head, tail = path.read_text(encoding="utf-8").split(f"rule {rule}:", 1)
+    head, keyword, tail = re.split(rf"((?:rule|checkpoint) {rule}:)", path.read_text(encoding="utf-8"), maxsplit=1)
     before, after = tail.split("shell:", 1)
     changed = re.sub(r'"', '"true; ', after, count=1)
-    write(path, f"{head}rule {rule}:{before}shell:{changed}")
+    write(path, f"{head}{keyword}{before}shell:{changed}")
+
+
+def repinned(folder: Path) -> Path:
+    """Other pinned packages: the node is looked at again, and nothing that ran under the old ones is made anew."""
+    append(folder / "envs/cpu.txt", "another==1.0\n")
+    return folder
 
 
 def unimportant(folder: Path) -> None:

@@ -1,14 +1,15 @@
 """What each change must rerun, kept by hand beside the rules: the tests compare it with what Snakemake plans.
 
-Three tables. `READS` says what a job consumes; `KEYS` which section a configuration key stands in; `COMMANDS` which command a rule runs.
+Three tables. `reads` says what a job consumes; `KEYS` which section a configuration key stands in; `COMMANDS` which command a rule runs.
 A new key, rule or lazily read file is one new line here. Jobs are named by rule and wildcards, e.g. `train pilot 3`.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 SPLITS = ("train", "dev", "test")
+UNDECIDED = ""
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,10 @@ class Design:
     seeds: tuple[int, ...] = (3,)
     splits: tuple[str, ...] = ("dev", "test")
     demo: bool = False
+    warmed: tuple[str, ...] = ()
+    """Arms with a warm-up."""
+    chosen: str | None = None
+    """The arm that is evaluated on test, where dev chooses it; `UNDECIDED` until that has happened."""
 
     @property
     def runs(self) -> list[tuple[str, int]]:
@@ -31,15 +36,26 @@ class Design:
         return {"baseline": self.start} | {f"{arm}/seed-{seed}": f"merge {arm} {seed}" for arm, seed in self.runs}
 
     @property
+    def looks(self) -> list[tuple[str, str]]:
+        """Evaluated policy and split. A plan made before the choice knows no look at test, not even the start policy's."""
+        every = product(self.models, self.splits)
+        if self.chosen is None:
+            return list(every)
+        on_test = [] if self.chosen == UNDECIDED else ["baseline", *(f"{self.chosen}/seed-{seed}" for seed in self.seeds)]
+        return [(policy, split) for policy, split in every if split != "test" or policy in on_test]
+
+    @property
     def start(self) -> str:
         """The job that makes the start policy."""
         return "demo_sft" if self.demo else "start"
 
 
 def reads(design: Design) -> dict[str, set[str]]:
-    """Job -> the jobs whose outputs it consumes; its code comes on top. Files that must merely exist (a gate before training) are not."""
+    """Job -> the jobs whose outputs it consumes; its code comes on top. Files that must merely exist (a gate, such as the look at
+    the node before every model process) are not."""
     start, arms, runs, splits = design.start, design.arms, design.runs, design.splits
-    agent = {f"evaluate_agent {policy} {split}" for policy in design.models for split in splits}
+    agent = {f"evaluate_agent {policy} {split}" for policy, split in design.looks}
+    selected = {"select"} if design.chosen is not None else set()
     retention = {f"evaluate_retention {policy}" for policy in design.models}
     jobs = {
         **{f"tasks {split}": {f"section tasks-{split}"} for split in SPLITS},
@@ -52,15 +68,20 @@ def reads(design: Design) -> dict[str, set[str]]:
         "preflight": {start, "tasks train", "freeze train", "section preflight"},
         **{f"admit {arm}": {"preflight", f"section arm-{arm}"} for arm in arms},
         "plan": {"section plan"},
+        "gpu_preflight": {"section model"},
         **{f"train {arm} {seed}": {start, "tasks train", "freeze train", f"section arm-{arm}"} for arm, seed in runs},
         **{f"merge {arm} {seed}": {start, f"train {arm} {seed}", "section model"} for arm, seed in runs},
-        **{f"evaluate_agent {p} {s}": {model, f"tasks {s}", f"freeze agent-{s}"} for p, model in design.models.items() for s in splits},
+        **{f"evaluate_agent {p} {s}": {design.models[p], f"tasks {s}", f"freeze agent-{s}"} for p, s in design.looks},
         **{f"evaluate_retention {p}": {model, "retention_items", "freeze retention"} for p, model in design.models.items()},
-        "statistics": {*sections("statistics", "design"), *agent, *retention},
+        **{job: {"section design", *(f"evaluate_agent {policy} dev" for policy in design.models)} for job in selected},
+        "statistics": {*sections("statistics", "design"), *agent, *retention, *selected},
         "verify": {"statistics", "plan", "preflight", *(f"admit {arm}" for arm in arms), *(f"tasks {split}" for split in SPLITS)}
         | {f"train {arm} {seed}" for arm, seed in runs},
-        "summary": {"verify", "statistics", "plan", "section statistics"},
+        "summary": {"verify", "statistics", "plan", "preflight", "section statistics"},
     }
+    for arm, seed in product(design.warmed, design.seeds):
+        warmup, train = f"warmup {arm} {seed}", f"train {arm} {seed}"
+        jobs |= {warmup: jobs[train], train: {*jobs[train], warmup}}
     jobs |= {job: set() for job in set().union(*jobs.values()) - jobs.keys()}
     jobs = {job: inputs | {code(COMMANDS[job.split()[0]])} for job, inputs in jobs.items()}
     return jobs | {job: set() for job in set().union(*jobs.values()) - jobs.keys()}
@@ -82,6 +103,8 @@ def wave(first: Iterable[str], design: Design) -> set[str]:
     found = set(first) & consumed.keys()
     while grown := {job for job, inputs in consumed.items() if inputs & found} - found:
         found |= grown
+    if "select" in found and design.chosen != UNDECIDED:  # the choice is open again: which policies see test is planned when it is made
+        return found & reads(replace(design, chosen=UNDECIDED)).keys()
     return found
 
 
@@ -122,7 +145,9 @@ KEYS: dict[str, list[str]] = {
 }
 """Key, or a key above it (the longest counts) -> the sections it stands in."""
 
-DESIGN_KEYS = {"study", "training.seeds", "evaluation.splits", "retention.ids_from", "baselines.agent", "baselines.retention"}
+DESIGN_KEYS = {
+    "study", "training.seeds", "evaluation.splits", "evaluation.select", "retention.ids_from", "baselines.agent", "baselines.retention",
+}  # fmt: skip
 """Keys that say which jobs there are: each has a test of its own."""
 
 
@@ -142,14 +167,17 @@ COMMANDS: dict[str, str] = {
     "start": "record_start.py",
     "demo_base": "train_demo_base.py",
     "demo_sft": "train_demo_sft.py",
+    "gpu_preflight": "gpu_preflight.py",
     "freeze": "freeze_stage.py",
     "evaluate_agent": "evaluate_agent.py",
     "evaluate_retention": "evaluate_retention.py",
     "preflight": "preflight.py",
     "admit": "admit_arm.py",
     "plan": "plan.py",
+    "warmup": "warm_up.py",
     "train": "train.py",
     "merge": "merge_adapter.py",
+    "select": "select_arm.py",
     "statistics": "compare.py",
     "verify": "verify.py",
     "summary": "summarize.py",
@@ -159,6 +187,7 @@ COMMANDS: dict[str, str] = {
 LATE: dict[str, tuple[str, ...]] = {
     "agentrl/tasks.py": tuple(f"agentrl/data/{name}.json" for name in ("cities", "customers", "goods", "order_total", "scaffold")),
     "agentrl/report.py": ("agentrl/templates/summary.md.j2",),
+    "agentrl/engine/loading.py": ("agentrl/engine/vllm.py",),  # where it is installed
     "agentrl/verify/audit.py": ("agentrl/merge.py", "agentrl/policy.py", "agentrl/checkpoint.py"),  # with --checkpoints
 }
 """Module -> files it reads or imports only when it runs."""

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,12 +64,12 @@ class Planner:
         self.process.stdin.close()
         self.process.wait(timeout=30)
 
-    def plan(self, folder: Path, *arguments: str, configs: tuple[str, ...] = CONFIGS) -> Plan:
-        """Dry-run the workflow of one folder."""
+    def plan(self, folder: Path, *arguments: str, configs: tuple[str, ...] = CONFIGS, environment: Mapping[str, str] | None = None) -> Plan:
+        """Dry-run the workflow of one folder, with variables of the environment on top."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         words = ["-n", "--cores", "2", "--configfile", *configs, *arguments]
-        self.process.stdin.write(json.dumps([str(folder), words]) + "\n")
+        self.process.stdin.write(json.dumps([str(folder), words, dict(environment or {})]) + "\n")
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
         if not answer:
@@ -89,10 +89,11 @@ def _serve() -> None:
     from snakemake import cli
 
     for line in sys.stdin:
-        folder, words = json.loads(line)
+        folder, words, environment = json.loads(line)
         with tempfile.TemporaryFile() as said:
             child = os.fork()
             if child == 0:
+                os.environ.update(environment)
                 _dry_run(cli, folder, words, said.fileno())
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             said.seek(0)

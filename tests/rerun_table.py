@@ -14,18 +14,17 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "scripts"), str(Path(__file__).parent)]
 
 from micro_study import copy_project, snakemake  # noqa: E402 - the path comes first
-from rerun_bases import DEMO_CONFIGS, Bases  # noqa: E402
+from raw_studies import DEMO_RAW  # noqa: E402
+from rerun_bases import Bases  # noqa: E402
 from rerun_changes import all_changes, imports  # noqa: E402
 from rerun_plans import planners  # noqa: E402
-
-from agentrl.strictyaml import read_yaml  # noqa: E402
 
 OUT = ROOT / "benchmarks/reruns/reruns.md"
 
 
 def main(project: Path | None) -> None:
     """One row per change; exits with an error if any plan differs."""
-    changes = all_changes(imports(), read_yaml(*(ROOT / name for name in DEMO_CONFIGS)))
+    changes = all_changes(imports(), DEMO_RAW)
     rows, differing = [], 0
     with tempfile.TemporaryDirectory() as scratch, planners() as running:
         bases = Bases(project or finished(Path(scratch, "micro")), Path(scratch), running)

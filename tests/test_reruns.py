@@ -10,19 +10,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import rerun_changes
+import rerun_configs
 from micro_study import snakemake
-from rerun_bases import DEMO_CONFIGS, Bases
-from rerun_changes import DEMO, MICRO, MICRO_RAW, Change
+from raw_studies import DEMO_RAW
+from rerun_bases import Bases
 from rerun_edits import STUDY, append, write
-from rerun_expected import COMMANDS, LATE, first_jobs, reads, wave
+from rerun_expected import COMMANDS, LATE, UNDECIDED, first_jobs, reads, wave
 from rerun_plans import CONFIGS, Plan, Planner, planners
+from rerun_studies import CHOSEN, DEMO, MICRO, MICRO_RAW, Change
 
 from agentrl.hashing import sha256
-from agentrl.strictyaml import read_yaml
 
 pytestmark = pytest.mark.reruns
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,20 +68,23 @@ def test_files_time_stamps_and_folders(bases: Bases) -> None:
 
 
 def test_seeds_arms_splits_and_baselines(bases: Bases) -> None:
-    assert wrong(bases, rerun_changes.designs()) == {}
+    assert wrong(bases, rerun_configs.designs()) == {}
+
+
+def test_the_choice_on_dev(bases: Bases) -> None:
+    assert wrong(bases, rerun_configs.chosen()) == {}
 
 
 def test_values_that_change_places_or_only_their_spelling(bases: Bases) -> None:
-    assert wrong(bases, rerun_changes.combinations()) == {}
+    assert wrong(bases, rerun_configs.combinations()) == {}
 
 
 def test_every_key(bases: Bases) -> None:
-    assert wrong(bases, rerun_changes.keys(MICRO_RAW, MICRO)) == {}
+    assert wrong(bases, rerun_configs.keys(MICRO_RAW, MICRO)) == {}
 
 
 def test_every_key_of_the_demo_policy(bases: Bases) -> None:
-    raw = read_yaml(*(ROOT / name for name in DEMO_CONFIGS))
-    assert wrong(bases, rerun_changes.keys(raw, DEMO)) == {}
+    assert wrong(bases, rerun_configs.keys(DEMO_RAW, DEMO)) == {}
 
 
 def test_every_source_file(bases: Bases, imported: dict[str, list[str]]) -> None:
@@ -94,12 +99,20 @@ def test_changes_behind_gates(bases: Bases, imported: dict[str, list[str]]) -> N
     assert wrong(bases, rerun_changes.behind_gates(imported)) == {}
 
 
+def test_the_choice_on_dev_waits_for_every_gate(bases: Bases) -> None:
+    """Else statistics that lie behind a gate still running would be overlooked after the choice (`rules/select.smk`)."""
+    text = bases.plan(Change("", set(), {"evaluation": {"select": "dev"}})).text
+    inputs = re.search(r"^checkpoint select:\n +input: (.*)$", text, re.MULTILINE)
+    assert inputs, text
+    gates = ("plan/power.json", "preflight/admitted/pilot.json", "preflight/admitted/placebo.json", "preflight/gpu/report.json")
+    assert {f"{STUDY}/{gate}" for gate in gates} <= set(inputs[1].split(", "))
+
+
 def test_no_key_rule_or_late_file_is_forgotten() -> None:
     with pytest.raises(KeyError, match=r"new_section\.key: no line in KEYS"):
         first_jobs("new_section.key")
-    found = {
-        name for path in (ROOT / "rules").glob("*.smk") for name in re.findall(r"^ *rule (\w+):", path.read_text("utf-8"), re.MULTILINE)
-    }
+    texts = [path.read_text("utf-8") for path in (ROOT / "rules").glob("*.smk")]
+    found = {name for text in texts for name in re.findall(r"^ *(?:rule|checkpoint) (\w+):", text, re.MULTILINE)}
     assert found - {"adopt_agent", "adopt_retention", "import_retention"} == COMMANDS.keys()
     assert all((ROOT / "scripts" / file).is_file() for module, files in LATE.items() for file in (module, *files))
 
@@ -192,6 +205,6 @@ def test_a_file_altered_inside_a_checkpoint_is_refused_by_the_stage_that_reads_i
 
 def test_the_expected_jobs_are_those_of_a_fresh_study(bases: Bases) -> None:
     """Guards the tables: a job that they do not know would be missing from every expectation."""
-    for name, design in (("micro", MICRO), ("demo", DEMO)):
+    for name, design in (("micro", MICRO), ("demo", DEMO), ("chosen", replace(CHOSEN, chosen=UNDECIDED))):
         fresh = Change(name, set(), {"study": "fresh"}, base=name)
         assert bases.plan(fresh).jobs.keys() == reads(design).keys()
