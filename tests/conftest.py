@@ -1,6 +1,7 @@
 """What tests share: the demo study, its tokenizer and protocol, small random models, Qwen3's real tokenizer, and scripted episodes."""
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from agentrl.tasks import Task, generate
 from agentrl.trajectory import Key, Trajectory
 
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C, and what they start inherits that
 settings.register_profile("study", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("study")
 

@@ -76,5 +76,5 @@ class Findings:
 
 
 def _short(value: object, limit: int = 160) -> str:
-    text = str(value)
+    text = str(value).replace("\n", "\\n")
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
