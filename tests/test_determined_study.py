@@ -22,7 +22,7 @@ def test_a_whole_study_runs_as_commands_with_the_same_summary(micro: Path, tmp_p
         code, output = project.run("--configfile", "config.yaml", "tests/micro.yaml", "--show-failed-logs", seconds=800)
     assert code == 0, output[-6000:]
     rules = {re.fullmatch(r"snakemake (\w+) \w+", command.config["description"])[1] for command in double.started}
-    assert rules == {"preflight", "train", "merge", "evaluate_agent", "evaluate_retention"}
+    assert rules == {"gpu_preflight", "preflight", "train", "merge", "evaluate_agent", "evaluate_retention"}
     assert {command.slots for command in double.started} == {1}
     assert not project.records()
     for name in ("summary.json", "summary.md"):
