@@ -7,7 +7,7 @@ rule verify:
         plan=rules.plan.output.manifest,
         preflight=rules.preflight.output.manifest,
         admitted=expand(rules.admit.output, arm=STUDY.arms),
-        training=expand(rules.train.output.manifest, zip, arm=[c.split("/")[0] for c in CANDIDATES], seed=[c.split("-")[-1] for c in CANDIDATES]),
+        training=expand(f"{R}/arms/{{policy}}/train/manifest.json", policy=CANDIDATES),
         tasks=expand(f"{R}/tasks/{{split}}/manifest.json", split=study_config.SPLITS),
         code=code("verify.py"),
     output:

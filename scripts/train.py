@@ -10,15 +10,13 @@ from pathlib import Path
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental in TRL 1.16; the version is pinned
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # TRL imports vLLM where it is installed, and vLLM reads this then
 
-from agentrl import config, grpo, health, manifest, policy, tasks
+from agentrl import adapter, config, grpo, health, manifest, policy, tasks
 from agentrl.engine.loading import Training, open_engine, trained_model
 from agentrl.engine.selection import choose
 from agentrl.freeze import Frozen
 from agentrl.reward import REWARDS
 from agentrl.rollout import Rollout
 from agentrl.work import WorkFolder
-
-ADAPTER = ("adapter/adapter_config.json", "adapter/adapter_model.safetensors")
 
 
 def main() -> None:
@@ -50,7 +48,7 @@ def main() -> None:
                 inputs["warmup"] = args.warmup
             effective = {"training": settings.model_dump(mode="json"), "arm": arm.content(), "seed": args.seed}
             ran_with = {**frozen.content["config"], **effective}
-            stage.manifest(inputs, [*ADAPTER, grpo.EPISODES, grpo.STEPS], ran_with, {"policy": name, "engine": chosen, **facts})
+            stage.manifest(inputs, [*adapter.FILES, grpo.EPISODES, grpo.STEPS], ran_with, {"policy": name, "engine": chosen, **facts})
             work.remove()
 
 
@@ -75,12 +73,12 @@ def train(
     trainer = grpo.trainer(model, chat.tokenizer, recorder, settings, decoding, protocol.budget, device)
     if args.warmup is not None:
         manifest.check_files(args.warmup.parent, manifest.read_json(args.warmup)["outputs"], args.warmup)
-        grpo.load_adapter(trainer.model, args.warmup.parent / "adapter")
-    initial = grpo.adapter_state(trainer.model)
+        adapter.load(trainer.model, args.warmup.parent / adapter.FOLDER)
+    initial = adapter.state(trainer.model)
     work.resumed = grpo.train(trainer, work.path)
     stage.measured = {"resumed_from_step": work.resumed, **engine.describe()}
-    grpo.save_adapter(trainer.model, work.path / "adapter")
-    final = grpo.adapter_state(trainer.model)
+    adapter.save(trainer.model, work.path / adapter.FOLDER)
+    final = adapter.state(trainer.model)
     return [name for name, tensor in final.items() if tensor.equal(initial[name])]
 
 
@@ -88,7 +86,7 @@ def publish(work: WorkFolder, out: Path, unchanged: list[str], settings: config.
     """Check the health gates, then copy adapter and evidence to the declared outputs."""
     steps = [health.StepRecord(**json.loads(line)) for line in (work.path / grpo.STEPS).read_text(encoding="utf-8").splitlines()]
     facts = health.gates(steps, unchanged, settings)
-    for name in (*ADAPTER, grpo.EPISODES, grpo.STEPS):
+    for name in (*adapter.FILES, grpo.EPISODES, grpo.STEPS):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(work.path / name, out / name)
     return facts

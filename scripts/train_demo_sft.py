@@ -7,7 +7,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # two spinning threads are slower than one where a core is taken
 
-from agentrl import config, manifest, supervised
+from agentrl import adapter, config, manifest, supervised
 from agentrl.demo import policy as demo
 from agentrl.policy import CHECKPOINT, check_checkpoint, check_policy, copy_tokenizer, load_model
 from agentrl.protocol import ChatProtocol, load_tokenizer
@@ -26,7 +26,7 @@ def main() -> None:
         tokenizer = load_tokenizer(folder)
         model = load_model(folder, config.Model(start=None, dtype="float32", device="cpu", threads=recipe.threads))
         examples, contents = demo.examples(recipe, ChatProtocol(tokenizer))
-        adapted = supervised.with_lora(model.train(), recipe.lora, recipe.stage.seed)
+        adapted = adapter.with_lora(model.train(), recipe.lora, recipe.stage.seed)
         with tempfile.TemporaryDirectory() as work:
             losses = supervised.train(adapted, tokenizer, examples, recipe.stage, recipe.stage.seed, Path(work), use_cpu=True)
         demo.save(adapted.merge_and_unload(), tokenizer, args.out / CHECKPOINT)

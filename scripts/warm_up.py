@@ -4,13 +4,11 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from agentrl import config, manifest, policy, tasks, trajectory, warmup
+from agentrl import adapter, config, manifest, policy, tasks, trajectory, warmup
 from agentrl.freeze import Frozen
-from agentrl.grpo import save_adapter
 from agentrl.protocol import ChatProtocol, load_tokenizer
 
 DEMONSTRATIONS = "demonstrations.jsonl"
-ADAPTER = ("adapter/adapter_config.json", "adapter/adapter_model.safetensors")
 
 
 def main() -> None:
@@ -39,13 +37,13 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as work:
             model = policy.load_model(folder, device)
             adapted, log = warmup.train(model, chat, played, arm.warmup, settings, device, args.seed, Path(work))
-        save_adapter(adapted, args.out / "adapter")
+        adapter.save(adapted, args.out / adapter.FOLDER)
         with open(args.out / DEMONSTRATIONS, "w", encoding="utf-8") as stream:
             trajectory.append(stream, played)
         inputs = {"start": args.start, "tasks": args.tasks, "freeze": args.freeze, "arm": args.arm_section}
         ran_with = {**frozen.content["config"], "training": settings.model_dump(mode="json"), "arm": arm.content(), "seed": args.seed}
         facts = {"policy": name, "demonstrations": len(played), "loss": log}
-        stage.manifest(inputs, [*ADAPTER, DEMONSTRATIONS], ran_with, facts)
+        stage.manifest(inputs, [*adapter.FILES, DEMONSTRATIONS], ran_with, facts)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, TrainerCallback
 from trl import GRPOTrainer
 
-from agentrl import grpo, trajectory
+from agentrl import adapter, grpo, trajectory
 from agentrl.config import Study, TrainingSettings
 from agentrl.engine.base import Engine, EngineError, Request, Sample
 from agentrl.engine.scripted import ScriptedEngine
@@ -139,9 +139,9 @@ def run(request: pytest.FixtureRequest, lab: Lab, tmp_path_factory: pytest.TempP
         patch.setattr(GRPOTrainer, "_compute_loss", compute_loss)
         trainer, watch = lab.trainer(recorder), BeforeStep(work)
         trainer.add_callback(watch)
-        initial = grpo.adapter_state(trainer.model)
+        initial = adapter.state(trainer.model)
         trainer.train()
-    return Run(work, lab, chosen, losses, batches, watch.seen, initial, grpo.adapter_state(trainer.model))
+    return Run(work, lab, chosen, losses, batches, watch.seen, initial, adapter.state(trainer.model))
 
 
 def test_episodes_are_on_disk_before_the_step(run: Run) -> None:
@@ -195,7 +195,7 @@ def test_the_adapter_starts_from_the_seed_alone(lab: Lab, tmp_path: Path) -> Non
         torch.manual_seed(before)
         recorder = lab.recorder(tmp_path, lab.sampling(), 6, settings(lab.study))
         recorder.seed = seed
-        made.append(grpo.adapter_state(lab.trainer(recorder).model))
+        made.append(adapter.state(lab.trainer(recorder).model))
     assert all(tensor.equal(made[1][name]) for name, tensor in made[0].items())
     assert not any(tensor.equal(made[2][name]) for name, tensor in made[0].items() if "lora_A" in name)
     assert not any(tensor.any() for name, tensor in made[0].items() if "lora_B" in name)
@@ -206,9 +206,9 @@ def test_adapters_are_float32_on_bfloat16_weights(lab: Lab, tmp_path: Path) -> N
     half = replace(lab, model=copy.deepcopy(lab.model).bfloat16())
     recorder = half.recorder(tmp_path, half.scripted(), 160, settings(lab.study, steps=1))
     trainer = half.trainer(recorder)
-    initial = grpo.adapter_state(trainer.model)
+    initial = adapter.state(trainer.model)
     trainer.train()
-    final = grpo.adapter_state(trainer.model)
+    final = adapter.state(trainer.model)
     assert {tensor.dtype for tensor in (*initial.values(), *final.values())} == {torch.float32}
     assert {weight.dtype for weight in trainer.model.parameters() if not weight.requires_grad} == {torch.bfloat16}
     assert any(not tensor.equal(initial[name]) for name, tensor in final.items())
@@ -416,10 +416,10 @@ def test_a_corruption_inside_trl_stops_before_the_step(lab: Lab, tmp_path: Path,
 
     monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", spoilt)
     trainer = lab.trainer(lab.recorder(tmp_path, lab.scripted(), 160, settings(lab.study)))
-    initial = grpo.adapter_state(trainer.model)
+    initial = adapter.state(trainer.model)
     with pytest.raises(grpo.BoundaryError, match="loss mask"):
         trainer.train()
-    assert all(tensor.equal(initial[name]) for name, tensor in grpo.adapter_state(trainer.model).items())
+    assert all(tensor.equal(initial[name]) for name, tensor in adapter.state(trainer.model).items())
     assert grpo.last_checkpoint(tmp_path) == (None, 0)
 
 
@@ -447,7 +447,7 @@ def train(lab: Lab, work: Path, steps: int = 4) -> Evidence:
     recorder = lab.recorder(work, lab.sampling(), 6, settings(lab.study, steps=steps), "random")
     trainer = lab.trainer(recorder)
     resumed = grpo.train(trainer, work)
-    return Evidence(resumed, (work / grpo.EPISODES).read_bytes(), (work / grpo.STEPS).read_bytes(), grpo.adapter_state(trainer.model))
+    return Evidence(resumed, (work / grpo.EPISODES).read_bytes(), (work / grpo.STEPS).read_bytes(), adapter.state(trainer.model))
 
 
 @pytest.fixture(scope="module")
@@ -466,8 +466,8 @@ def test_the_gradient_is_the_ids_and_not_the_engine_s(lab: Lab, straight: Eviden
     engine = ScriptedEngine(lambda request: said[request.key[2:]], lab.chat.stop_ids)
     trainer = lab.trainer(lab.recorder(tmp_path, engine, 6, settings(lab.study, steps=4), "random"))
     trainer.train()
-    adapter = grpo.adapter_state(trainer.model)
-    assert all(tensor.equal(straight.adapter[name]) for name, tensor in adapter.items())
+    found = adapter.state(trainer.model)
+    assert all(tensor.equal(straight.adapter[name]) for name, tensor in found.items())
     steps = [json.loads(line) for line in lines(tmp_path / grpo.STEPS)]
     theirs = [json.loads(line) for line in straight.steps.splitlines()]
     assert [step["grad_norm"] for step in steps] == [step["grad_norm"] for step in theirs]

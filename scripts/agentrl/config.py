@@ -292,8 +292,6 @@ class Retention(RetentionPrompt):
             raise ValueError(f"ids names {len(self.ids)} items, items says {self.items}")
         if self.ids is not None and len(set(self.ids)) != len(self.ids):
             raise ValueError(f"ids repeat: {sorted({i for i in self.ids if self.ids.count(i) > 1})}")
-        if (found := self.prompt.count("{question}")) != 1:
-            raise ValueError(f"prompt must contain {{question}} exactly once, found {found} times in {self.prompt!r}")
         return self
 
 

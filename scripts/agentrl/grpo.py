@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from peft import load_peft_weights, set_peft_model_state_dict
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -33,13 +32,12 @@ from transformers import (
 )
 from trl import GRPOConfig, GRPOTrainer
 
-from agentrl import trajectory
+from agentrl import adapter, trajectory
 from agentrl.config import Decoding, Model, TrainingSettings
 from agentrl.engine.base import follow
 from agentrl.health import StepRecord, advantage_tolerances, check_ratio, group_advantages, sampler_gap
-from agentrl.manifest import read_json, write_json, write_text
+from agentrl.manifest import write_json, write_text
 from agentrl.rollout import Rollout
-from agentrl.supervised import lora_config
 from agentrl.tasks import Task
 from agentrl.trajectory import Key, Trajectory
 
@@ -289,7 +287,7 @@ def trainer(
         train_dataset=Dataset.from_list([{"prompt": task.messages()} for task in recorder.table.values()]),
         processing_class=tokenizer,
         rollout_func=recorder.rollout_func,
-        peft_config=lora_config(settings.lora),
+        peft_config=adapter.lora_config(settings.lora),
         callbacks=[StepLog(recorder)],
     )
     made.remove_callback(PrinterCallback)  # StepLog prints
@@ -323,29 +321,10 @@ def train(made: RecordedTrainer, work: Path) -> int:
     rewind(work, step)
     made.add_callback(RatioGate(made.recorder))
     if checkpoint is not None and step >= made.args.max_steps:
-        load_adapter(made.model, checkpoint)
+        adapter.load(made.model, checkpoint)
     else:
         made.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     return step
-
-
-def load_adapter(model: torch.nn.Module, folder: Path) -> None:
-    """Set the adapter's weights, in place."""
-    set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"))
-
-
-def save_adapter(model: torch.nn.Module, folder: Path) -> None:
-    """Write the adapter so that equal work gives equal bytes: PEFT would record the start's path and its targets in set order."""
-    model.save_pretrained(folder)
-    config = read_json(folder / "adapter_config.json")
-    write_json(
-        folder / "adapter_config.json", {**config, "base_model_name_or_path": "start", "target_modules": sorted(config["target_modules"])}
-    )
-
-
-def adapter_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Copies of the adapter's tensors, on the CPU."""
-    return {name: tensor.detach().cpu().clone() for name, tensor in model.named_parameters() if "lora_" in name}
 
 
 def last_checkpoint(work: Path) -> tuple[Path | None, int]:

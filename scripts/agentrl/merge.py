@@ -11,7 +11,7 @@ that was trained. How much survives is measured (`update_kept`) and told in the 
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +87,17 @@ def audit(start: Path, adapter: Path, merged: Path, dtype: str) -> dict[str, Any
         raise MergeError(f"{adapter}: targets {missing[0]}, which the start does not store")
     tied = bool(json.loads((start / "config.json").read_text(encoding="utf-8")).get("tie_word_embeddings", False))
     counts = {"tensors": len(before), "changed": changed, "identical": len(before) - changed, "targets": len(targets), "tied_head": tied}
-    return counts | kept(start, adapter, merged, dtype)
+    return counts | kept(before, after, adapter, dtype)
 
 
-def kept(start: Path, adapter: Path, merged: Path, dtype: str) -> dict[str, float]:
+def kept(before: Mapping[str, Any], after: Mapping[str, Any], adapter: Path, dtype: str) -> dict[str, float]:
     """How much of the trained update the merged weights carry when both checkpoints are loaded in `dtype`.
+
+    Args:
+        before: stored tensors of the start (`_tensors`).
+        after: stored tensors of the merged checkpoint.
+        adapter: the trained adapter.
+        dtype: in which both are evaluated.
 
     Returns:
         `update_kept`: <W' - W, U> / <U, U> over all targeted weights, U = (alpha / r) B A in float32: 1 is all of the update, 0 none.
@@ -99,7 +105,6 @@ def kept(start: Path, adapter: Path, merged: Path, dtype: str) -> dict[str, floa
     """
     config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
     scale, number = config["lora_alpha"] / config["r"], getattr(torch, dtype)
-    before, after = _tensors(start), _tensors(merged)
     shared = norm = 0.0
     moved = total = 0
     with safe_open(adapter / "adapter_model.safetensors", framework="pt") as tensors:

@@ -57,7 +57,7 @@ def summarize(study: Path, settings: Statistics) -> dict[str, Any]:
         arm = manifest["config"]["arm"]
         facts = {fact: manifest[fact] for fact in TRAINING_FACTS}
         training[name] = {**facts, "reward": arm["reward"], "warmup": arm["warmup"], "merge": audit}
-    pairs = {name: comparison[name.split("/")[0]][name] for name in candidates}
+    pairs = {name: comparison[arm_of(name)][name] for name in candidates}
     return {
         "study": study.name,
         "judged_on": verdict["judged_on"],
@@ -160,7 +160,7 @@ def findings(verdict: Mapping[str, Any], pairs: Mapping[str, Mapping[str, Any]],
         sentences.append(_verdict(arm, verdict["arms"][arm][judged], outcome, settings.alpha))
     for arm, measures in verdict["arms"].items():
         if RETENTION in measures:
-            candidates = {name: pair[RETENTION] for name, pair in pairs.items() if name.split("/")[0] == arm}
+            candidates = {name: pair[RETENTION] for name, pair in pairs.items() if arm_of(name) == arm}
             sentences += [_retention(arm, candidates), _bound(arm, measures[RETENTION])]
     return sentences
 

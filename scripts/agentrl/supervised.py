@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import (
     DataCollatorForSeq2Seq,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
     PrinterCallback,
     Trainer,
@@ -20,7 +18,6 @@ from transformers import (
     TrainingArguments,
 )
 
-from agentrl.config import Lora
 from agentrl.trajectory import Trajectory
 
 _log = logging.getLogger(__name__)
@@ -96,16 +93,3 @@ class LossLog(TrainerCallback):
         """Step and mean loss since the last line."""
         if "loss" in logs:
             _log.info("step %d of %d, loss %.3f", state.global_step, state.max_steps, float(logs["loss"]))
-
-
-def lora_config(lora: Lora) -> LoraConfig:
-    """PEFT's form of a configured LoRA, the same for warm-up and GRPO."""
-    return LoraConfig(
-        r=lora.r, lora_alpha=lora.alpha, target_modules=list(lora.targets), lora_dropout=0.0, bias="none", task_type="CAUSAL_LM"
-    )
-
-
-def with_lora(model: PreTrainedModel, lora: Lora, seed: int) -> PeftModel:
-    """Wrap for LoRA training, initialised from `seed`; merge with `merge_and_unload` afterwards."""
-    torch.manual_seed(seed)
-    return get_peft_model(model, lora_config(lora))

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from agentrl import expert, supervised
+from agentrl import adapter, expert, supervised
 from agentrl.config import Model, Protocol, TrainingSettings, Warmup
 from agentrl.protocol import ChatProtocol
 from agentrl.tasks import Task
@@ -38,7 +38,7 @@ def train(
     work: Path,
 ) -> tuple[Any, list[dict[str, Any]]]:  # fmt: skip
     """Teach the demonstrations to a new LoRA of the arm's own shape; the adapted model and its loss log."""
-    adapted = supervised.with_lora(model.train(), settings.lora, seed)
+    adapted = adapter.with_lora(model.train(), settings.lora, seed)
     found = [supervised.example(episode) for episode in played]
     log = supervised.train(
         adapted, chat.tokenizer, found, warmup, seed, work,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl import plan, report, selection, statistics, verdict
-from agentrl.comparison import by_arm
+from agentrl.comparison import arm_of, by_arm
 from agentrl.config import Plan, Statistics, validate
 from agentrl.manifest import read_json
 from agentrl.verify.breaks import Findings
@@ -26,7 +26,7 @@ def check_statistics(study: Path, evidence: Evidence, findings: Findings) -> Non
         findings.equal("statistics", file, "", "comparisons", evaluated, compared)
         for arm, candidates in comparison.items():
             for name, measures in candidates.items():
-                findings.equal("statistics", file, f"{arm}/{name}", "arm", name.split("/")[0], arm)
+                findings.equal("statistics", file, f"{arm}/{name}", "arm", arm_of(name), arm)
                 for measure, claims in measures.items():
                     _check_pair(file, evidence, findings, settings, (name, measure), claims)
 
@@ -113,7 +113,7 @@ def check_selection(study: Path, evidence: Evidence, findings: Findings) -> None
         claims = read_json(file)
         fresh = selection.choose(evidence.scores, _placebos(study, evidence))
         _same(findings, file, "", "", _plain(fresh), claims)
-        tested = {policy.split("/")[0] for policy, measure in evidence.scores if measure == selection.TEST}
+        tested = {arm_of(policy) for policy, measure in evidence.scores if measure == selection.TEST}
         findings.equal("selection", file, "", "policies evaluated on test", sorted({"baseline", fresh["chosen"]}), sorted(tested))
 
 

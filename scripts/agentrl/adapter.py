@@ -1,0 +1,46 @@
+"""The LoRA adapter of a policy: its shape, its files, and the same bytes for the same work; one for warm-up and GRPO."""
+
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
+from transformers import PreTrainedModel
+
+from agentrl.config import Lora
+from agentrl.manifest import read_json, write_json
+
+FOLDER = "adapter"
+"""Beside the manifest of the stage that trained it."""
+FILES = (f"{FOLDER}/adapter_config.json", f"{FOLDER}/adapter_model.safetensors")
+
+
+def lora_config(lora: Lora) -> LoraConfig:
+    """PEFT's form of a configured LoRA, the same for warm-up and GRPO."""
+    return LoraConfig(
+        r=lora.r, lora_alpha=lora.alpha, target_modules=list(lora.targets), lora_dropout=0.0, bias="none", task_type="CAUSAL_LM"
+    )
+
+
+def with_lora(model: PreTrainedModel, lora: Lora, seed: int) -> PeftModel:
+    """Wrap for LoRA training, initialised from `seed`; merge with `merge_and_unload` afterwards."""
+    torch.manual_seed(seed)
+    return get_peft_model(model, lora_config(lora))
+
+
+def load(model: torch.nn.Module, folder: Path) -> None:
+    """Set the adapter's weights, in place."""
+    set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"))
+
+
+def save(model: torch.nn.Module, folder: Path) -> None:
+    """Write the adapter so that equal work gives equal bytes: PEFT would record the start's path and its targets in set order."""
+    model.save_pretrained(folder)
+    config = read_json(folder / "adapter_config.json")
+    write_json(
+        folder / "adapter_config.json", {**config, "base_model_name_or_path": "start", "target_modules": sorted(config["target_modules"])}
+    )
+
+
+def state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of the adapter's tensors, on the CPU."""
+    return {name: tensor.detach().cpu().clone() for name, tensor in model.named_parameters() if "lora_" in name}
