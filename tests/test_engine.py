@@ -1,6 +1,7 @@
 """Engines: a row's ids depend on its context, its budget and its key, never on its neighbours."""
 
 import copy
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -25,11 +26,11 @@ from transformers import (
 
 from agentrl.config import Decoding
 from agentrl.engine import static
-from agentrl.engine.base import EngineError, Request, Sample
+from agentrl.engine.base import EngineError, Request, Sample, serve
+from agentrl.engine.forward import Cache, Forward, supported
 from agentrl.engine.sampling import candidates, choose, truncate
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.engine.slots import LayerStep, Slots
-from agentrl.engine.static import PAGE
+from agentrl.engine.slots import Slots
 from agentrl.engine.transformers import Loop, TransformersEngine
 from agentrl.seeding import stream
 
@@ -196,22 +197,101 @@ def test_static_and_dynamic_loop_sample_the_same(start_model: Qwen3ForCausalLM, 
 
 
 def test_static_loop_refills_slots_and_shrinks_at_the_end(tiny_model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps: list[tuple[int, int, int]] = []
+    steps: list[tuple[int, int]] = []
     original = Slots.step
 
-    def step(self: Slots, rows: int, width: int, layer_step: LayerStep) -> None:
-        steps.append((rows, int(self.active.sum()), width))
-        original(self, rows, width, layer_step)
+    def step(self: Slots, rows: int, forward: Forward) -> None:
+        steps.append((rows, int(self.active.sum())))
+        original(self, rows, forward)
 
     monkeypatch.setattr(Slots, "step", step)
     rows = [Request([7] * 5, budget, ("row", i)) for i, budget in enumerate([8, 8, 8, 8, 8, 40, 300, 8])]
     samples = engine(tiny_model, stops=[1509], loop="graphed", slots=4).generate(rows)
     assert [len(sample.ids) for sample in samples] == [row.max_tokens for row in rows]
-    assert [step[:2] for step in steps[:16]] == [(4, 4)] * 16  # 8 ended after 8 steps, 8 more took their places
-    assert [step[:2] for step in steps[16:48]] == [(2, 2)] * 32
-    assert [step[:2] for step in steps[48:]] == [(1, 1)] * 260
-    assert [width for *_, width in steps[:100]] == [PAGE] * 100
-    assert steps[-1][2] == 2 * PAGE
+    assert steps[:16] == [(4, 4)] * 16  # 8 ended after 8 steps, 8 more took their places
+    assert steps[16:48] == [(2, 2)] * 32
+    assert steps[48:] == [(2, 1)] * 260
+
+
+@LOOPS
+@pytest.mark.parametrize("slots", [2, 8])
+def test_rows_go_on_with_their_next_turns(start_model: Qwen3ForCausalLM, loop: Loop, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns as `generate` gives them one by one, though rows have different numbers of turns, and later ones need more room."""
+    monkeypatch.setattr(static, "PAGE", 32)
+
+    def following(turn: int, request: Request, sample: Sample) -> Request | None:
+        row = request.key[-2]
+        if turn == row % 4:
+            return None
+        return Request([*request.context, *sample.ids, 7, 8, 9], request.max_tokens + 20 * turn, (*request.key[:-1], turn + 1))
+
+    first = [Request(request.context, 12, ("episode", row, 0)) for row, request in enumerate(requests())]
+    expected: dict[int, list[Sample]] = {}
+    for row, opening in enumerate(first):
+        request, expected[row] = opening, []
+        while request is not None:
+            expected[row].append(engine(start_model).generate([request])[0])
+            request = following(len(expected[row]) - 1, request, expected[row][-1])
+    running, found = dict(enumerate(first)), {row: [] for row in range(len(first))}
+
+    def answer(row: int, sample: Sample) -> Request | None:
+        found[row].append(sample)
+        following_request = following(len(found[row]) - 1, running[row], sample)
+        if following_request is not None:
+            running[row] = following_request
+        return following_request
+
+    serve(engine(start_model, loop=loop, slots=slots), first, answer)
+    assert {row: [sample.ids for sample in turns] for row, turns in found.items()} == {
+        row: [sample.ids for sample in turns] for row, turns in expected.items()
+    }
+    assert {len(turns) for turns in found.values()} == {1, 2, 3, 4}
+
+
+def test_static_loop_holds_no_more_rows_than_memory_allows(tiny_model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(static.StaticLoop, "_room", lambda _self, _length: 4)
+    rows = requests()
+    limited = engine(tiny_model, loop="graphed")
+    assert [sample.ids for sample in limited.generate(rows)] == [sample.ids for sample in engine(tiny_model, loop="graphed").generate(rows)]
+    held = limited.static.slots
+    assert held.count == 4
+    limited.generate(rows)
+    assert limited.static.slots is held
+
+
+def test_a_bad_next_turn_is_an_engine_error(tiny_model: Qwen3ForCausalLM) -> None:
+    for loop in ("dynamic", "graphed"):
+        with pytest.raises(EngineError, match="needs a context and room for one token, got 0"):
+            serve(engine(tiny_model, loop=loop), requests(2), lambda row, _: Request([1], 0, ("row", row)))
+
+
+def test_merged_and_disabled_adapters_act_as_in_the_model(start_model: Qwen3ForCausalLM) -> None:
+    lora = LoraConfig(r=4, target_modules=["k_proj", "o_proj", "up_proj"], task_type="CAUSAL_LM")
+    model = get_peft_model(copy.deepcopy(start_model), lora).eval()
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.3, generator=torch.Generator().manual_seed(0))
+    static_, rows = engine(model, FREE, [1509], "graphed"), requests(3)
+
+    def ids(found: list[Sample]) -> list[list[int]]:
+        return [sample.ids for sample in found]
+
+    adapted = ids(static_.generate(rows))
+    plain = ids(engine(start_model, FREE, [1509]).generate(rows))
+    assert adapted == ids(engine(model, FREE, [1509], "dynamic").generate(rows)) != plain
+    with model.disable_adapter():
+        assert ids(static_.generate(rows)) == plain
+    assert ids(static_.generate(rows)) == adapted
+    model.merge_adapter()
+    assert ids(static_.generate(rows)) == adapted
+
+
+@pytest.mark.parametrize("odd", [{"lora_dropout": 0.1}, {"use_dora": True}, {"target_modules": ["q_proj", "lm_head"]}])
+def test_other_adapters_are_left_to_the_dynamic_loop(tiny_model: Qwen3ForCausalLM, odd: dict) -> None:
+    settings = {"r": 4, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"} | odd
+    model = get_peft_model(copy.deepcopy(tiny_model), LoraConfig(**settings)).eval()
+    assert supported(tiny_model)
+    assert supported(model) == ("target_modules" in odd)  # a head with an adapter is called as the module it is
 
 
 def test_static_loop_keeps_its_slots_but_not_what_was_in_them(tiny_model: Qwen3ForCausalLM) -> None:
@@ -247,6 +327,29 @@ def test_static_loop_samples_from_the_weights_as_they_are(tiny_model: Qwen3ForCa
     assert static.static.slots is not held
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="PyTorch compiles for a CPU with g++, which is not there")
+def test_compiled_layers_sample_what_plain_ones_do(start_model: Qwen3ForCausalLM) -> None:
+    """On a GPU with graphs and the Triton kernel, in bfloat16, where log-probabilities are compared instead of ids."""
+    device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"], task_type="CAUSAL_LM")
+    model = get_peft_model(copy.deepcopy(start_model).to(device, dtype), lora).eval()
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.05)
+    rows = requests()
+    compiled = engine(model, loop="compiled")
+    for batch in (rows, rows[:3], rows[::-1]):  # other numbers of rows, other slots
+        samples = compiled.generate(batch)
+        assert compiled.static.compiled
+        for row, sample in zip(batch, samples, strict=True):
+            with torch.inference_mode(), torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+                logits = model(torch.tensor([row.context + sample.ids], device=device)).logits[0, len(row.context) - 1 : -1].float()
+            expected = (logits / PILOT.temperature).log_softmax(-1)[range(len(sample.ids)), sample.ids]
+            assert sample.logprobs == pytest.approx(expected.tolist(), abs=1e-4 if device == "cpu" else 0.2)
+        if device == "cpu":
+            assert [s.ids for s in samples] == [s.ids for s in engine(model, loop="graphed").generate(batch)]
+
+
 def test_layers_that_cannot_be_compiled_run_as_they_are(
     tiny_model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -274,11 +377,14 @@ def test_prefill_goes_in_groups(tiny_model: Qwen3ForCausalLM, monkeypatch: pytes
     expected = engine(tiny_model, loop="graphed").generate(rows)
     monkeypatch.setattr(static, "PREFILL_TOKENS", 60)
     shapes: list[tuple[int, int]] = []
-    hook = tiny_model.model.register_forward_pre_hook(lambda _, __, given: shapes.append(tuple(given["input_ids"].shape)), with_kwargs=True)
-    try:
-        grouped = engine(tiny_model, loop="graphed").generate(rows)
-    finally:
-        hook.remove()
+    original = Forward.prefill
+
+    def prefill(self: Forward, ids: torch.Tensor, slots: torch.Tensor, cache: Cache) -> None:
+        shapes.append(tuple(ids.shape))
+        original(self, ids, slots, cache)
+
+    monkeypatch.setattr(Forward, "prefill", prefill)
+    grouped = engine(tiny_model, loop="graphed").generate(rows)
     assert shapes == [(1, 39), (2, 16), (1, 39), (2, 8), (1, 27)]  # a context of one id needs no prefill
     assert [sample.ids for sample in grouped] == [sample.ids for sample in expected]
 

@@ -1,5 +1,6 @@
 """Selection: which engine, and the sentence that says why. vLLM's package, version, needs and platform are pretended."""
 
+import json
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -7,13 +8,16 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.config import Model
 from agentrl.engine import selection
 from agentrl.engine.base import EngineError
+from agentrl.engine.forward import supported
 from agentrl.engine.loading import open_engine, trained_model
 from agentrl.engine.selection import Choice, allowed, choose
 from agentrl.engine.transformers import TransformersEngine
+from agentrl.manifest import read_json
 
 START = Path(__file__).resolve().parent / "data/start"
 GPU = Model(start="x", dtype="bfloat16", device="cuda")
@@ -54,6 +58,15 @@ class Machine:
 
 
 @pytest.fixture
+def sliding(tmp_path: Path) -> Path:
+    """A policy that the static loop does not know, so that `auto` thinks of vLLM."""
+    shape = read_json(START / "config.json") | {"layer_types": ["full_attention", "sliding_attention"]}
+    (tmp_path / "sliding").mkdir()
+    (tmp_path / "sliding/config.json").write_text(json.dumps(shape), encoding="utf-8")
+    return tmp_path / "sliding"
+
+
+@pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(monkeypatch)
 
@@ -62,19 +75,47 @@ def section(**changes: object) -> Model:
     return GPU.model_copy(update=changes)
 
 
-def test_vllm_where_nothing_speaks_against_it(machine: Machine) -> None:
-    assert choose(section(), START) == Choice("vllm")
+def test_vllm_where_nothing_speaks_against_it(machine: Machine, sliding: Path) -> None:
+    assert choose(section(), sliding) == Choice("vllm")
     assert choose(section(engine="vllm"), START) == Choice("vllm")
+
+
+def test_auto_takes_the_static_loop_where_it_knows_the_policy(machine: Machine, tmp_path: Path) -> None:
+    found = choose(section(), START)
+    assert found.name == "transformers"
+    assert found.obstacle.startswith("its static loop decodes this policy faster than vLLM does (benchmarks/gpu/speed.md")
+    shape = read_json(START / "config.json")
+    for odd in ({"attention_bias": True}, {"use_sliding_window": True}, {"layer_types": ["sliding_attention"] * 2}):
+        (tmp_path / "config.json").write_text(json.dumps(shape | odd), encoding="utf-8")
+        assert choose(section(), tmp_path) == Choice("vllm")
 
 
 def test_transformers_by_name_asks_nothing(machine: Machine) -> None:
     assert choose(section(engine="transformers"), START) == Choice("transformers")
 
 
+@pytest.mark.parametrize(
+    ("odd", "known"),
+    [
+        ({}, True),
+        ({"attention_bias": True}, False),
+        ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, False),
+        ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}, False),
+    ],
+)
+def test_the_answer_from_metadata_is_that_of_the_loaded_model(tmp_path: Path, odd: dict[str, object], known: bool) -> None:
+    """But for a window that no layer uses, where metadata is the more careful."""
+    shape = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 1}
+    model = Qwen3ForCausalLM(Qwen3Config(**shape, num_key_value_heads=1, head_dim=16, **odd))
+    model.save_pretrained(tmp_path)
+    assert selection._has_static_loop(read_json(tmp_path / "config.json")) is known
+    assert supported(model) is known or odd.get("max_window_layers") == 2
+
+
 @pytest.mark.parametrize("version", ["0.26.0", "0.26.0+cu130", "0.31.2", "0.32.0.post1"])
-def test_supported_versions(machine: Machine, version: str) -> None:
+def test_supported_versions(machine: Machine, sliding: Path, version: str) -> None:
     machine.package("vllm", version, ["torch>=2.11"])
-    assert choose(section(), START).name == "vllm"
+    assert choose(section(), sliding).name == "vllm"
 
 
 MISSING = [
@@ -97,13 +138,13 @@ MISSING = [
 
 @pytest.mark.parametrize(("take", "changes", "sentence"), MISSING, ids=[message[:40] for *_, message in MISSING])
 def test_auto_falls_back_and_says_why_and_vllm_by_name_is_an_error(
-    machine: Machine, take: object, changes: dict[str, object], sentence: str
+    machine: Machine, sliding: Path, take: object, changes: dict[str, object], sentence: str
 ) -> None:
     take(machine)
-    found = choose(section(**changes), START)
+    found = choose(section(**changes), sliding)
     assert found.name == "transformers"
     with pytest.raises(EngineError, match=rf"model\.engine: 'vllm' is configured, but .*{sentence}.*; mend that, or set") as caught:
-        choose(section(engine="vllm", **changes), START)
+        choose(section(engine="vllm", **changes), sliding)
     assert found.obstacle in str(caught.value)
 
 

@@ -45,7 +45,7 @@ class Model(Section):
     dtype: Literal["float32", "bfloat16"]
     device: Literal["cpu", "cuda"]
     engine: Literal["auto", "vllm", "transformers"] = "auto"
-    """What samples. `auto`: vLLM where it can serve this policy on this GPU (`engine.selection`), else transformers."""
+    """What samples. `auto`: the fastest that can serve this policy here (`engine.selection`)."""
     threads: Positive | None = None
     """CPU threads of one process; null leaves torch's default."""
 

@@ -63,11 +63,13 @@ FULL = Scale(
     shape=QWEN3_1_7B,
     device="cuda",
     prompt=512,
-    counts={"hf-sequential": (1, 4), "hf-batched": (4, 32, 128, 512), "dynamic": ALL, "graphed": ALL, "compiled": ALL, "vllm": ALL},
+    counts={
+        "hf-sequential": (1, 4), "hf-batched": (4, 32, 128, 512), "dynamic": (4, 32), "graphed": (4, 32), "compiled": ALL, "vllm": ALL,
+    },
     new={"hf-sequential": 32, "hf-batched": 64, "dynamic": 64, "graphed": 256, "compiled": 256, "vllm": 256},
     budget=768,
-    profiled={"compiled": (32, 512), "vllm": (32, 512)},
-    steps={"trl": 1, "compiled": 16, "compiled-checkpointing": 2, "graphed": 2, "vllm": 16},
+    profiled={"compiled": (4, 32, 512), "vllm": (4, 32, 512)},
+    steps={"trl": 1, "compiled": 16, "compiled-checkpointing": 2, "vllm": 16},
     buffer=8 << 30,
 )
 SMALL = Scale(

@@ -6,6 +6,7 @@ turned into a score.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol
 
 RowKey = tuple[str | int, ...]
@@ -56,16 +57,16 @@ Answer = Callable[[int, Sample], Request | None]
 def serve(engine: Engine, requests: Sequence[Request], answer: Answer) -> None:
     """Sample rows until each has ended.
 
-    An engine with a queue of its own gets a row's next request as soon as there is one, so that no row waits for another's turn. Any
-    other engine samples all unfinished rows together, one request each, in row order.
+    An engine with a queue of its own gets a row's next request as soon as there is one, so that no row waits for another's turn.
 
     Raises:
         EngineError: the engine failed, or returned another number of samples.
     """
-    queue = getattr(engine, "serve", None)
-    if queue is not None:
-        queue(requests, answer)
-        return
+    getattr(engine, "serve", partial(serve_in_rounds, engine))(requests, answer)
+
+
+def serve_in_rounds(engine: Engine, requests: Sequence[Request], answer: Answer) -> None:
+    """`serve` for an engine without a queue: all unfinished rows together, one request each, in row order."""
     running = dict(enumerate(requests))
     while running:
         samples = engine.generate(list(running.values()))

@@ -1,28 +1,61 @@
-"""One decode step of a Qwen3 over slots: every row at its own position, no padding, fixed shapes, nothing read back by the host.
+"""A Qwen3's forward pass over slots: every token at its own row and position, no padding mask, nothing read back by the host.
 
-transformers' own step grows a cache or masks a padded one, and repeats keys and values to all heads; both cost more than the step's
-arithmetic. Here a layer writes its keys and values at each row's position and attends grouped heads to the slots up to `width`. Projections
-are called as modules, so that LoRA layers act as they do in training. Equality with transformers' forward is tested.
+transformers' own pass grows a cache or masks a padded one, and launches some two thousand kernels a step. Here a layer is two functions
+with attention between them, both the same for a prompt's tokens and for one token a row. Projections that read the same input are one
+product, LoRA's included: `A` is appended to the weight, `B` follows as one block-diagonal product, both in the policy's dtype as under
+the trainer's autocast. Equality with transformers' forward is tested.
 """
 
 import inspect
-from typing import NamedTuple
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
+from torch._dynamo.exc import TorchDynamoException
+from torch.nn.functional import linear, scaled_dot_product_attention
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
+from agentrl.engine.sampling import choose
 
-class Step(NamedTuple):
-    """What every layer of one step needs to know about its rows."""
+_log = logging.getLogger(__name__)
+RECOMPILATIONS = 64
+"""Dynamo's default of 8 would fall back to uncompiled layers without a word."""
 
-    cos: torch.Tensor
-    """(rows, 1, head_dim)"""
-    sin: torch.Tensor
+
+class Product(NamedTuple):
+    """Linear layers that read the same input, as one."""
+
+    weight: torch.Tensor
+    """(outputs + rank, inputs): the layers' weights one below the other, then each adapter's `A`."""
+    up: torch.Tensor | None
+    """(rank, outputs): each adapter's `B`, scaled and transposed, zeros elsewhere; None without adapters."""
+
+
+class Weights(NamedTuple):
+    """The products of one layer."""
+
+    qkv: Product
+    out: Product
+    gate_up: Product
+    down: Product
+
+
+Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Query, key and value of the tokens of one pass (`before`)."""
+
+
+class Place(NamedTuple):
+    """Where tokens stand."""
+
+    rows: torch.Tensor
+    """(tokens,) slot of each token."""
     positions: torch.Tensor
-    """(rows,) where each row's new key and value go."""
-    seen: torch.Tensor
-    """(rows, 1, 1, width) bool: the slots up to and including that position."""
+    """(tokens,) where in its slot, and its rotary position."""
+    cos: torch.Tensor
+    """(tokens, head_dim)"""
+    sin: torch.Tensor
 
 
 def base_model(model: torch.nn.Module) -> PreTrainedModel:
@@ -31,9 +64,11 @@ def base_model(model: torch.nn.Module) -> PreTrainedModel:
 
 
 def supported(model: torch.nn.Module) -> bool:
-    """Whether `decode` knows this architecture: Qwen3 with full attention in every layer."""
+    """Whether this module knows the model: Qwen3 with full attention in every layer and plain projections, under plain LoRA or none."""
     base = base_model(model)
-    return isinstance(base, Qwen3ForCausalLM) and set(base.config.layer_types) == {"full_attention"}
+    if not isinstance(base, Qwen3ForCausalLM) or set(base.config.layer_types) != {"full_attention"}:
+        return False
+    return all(_plain(part) for layer in base.model.layers for parts in _parts(layer) for part in parts)
 
 
 def cache_keyword(base: PreTrainedModel) -> str:
@@ -41,50 +76,298 @@ def cache_keyword(base: PreTrainedModel) -> str:
     return "cache" if "cache" in inspect.signature(type(base).forward).parameters else "past_key_values"
 
 
-def layer_step(layer: torch.nn.Module, hidden: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: Step) -> torch.Tensor:
-    """One decoder layer on one token a row.
+def _parts(layer: torch.nn.Module) -> tuple[list[Any], ...]:
+    """The layers of each product, in the order of `Weights`."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return [attention.q_proj, attention.k_proj, attention.v_proj], [attention.o_proj], [mlp.gate_proj, mlp.up_proj], [mlp.down_proj]  # type: ignore[union-attr]
+
+
+def _plain(part: Any) -> bool:
+    base = getattr(part, "base_layer", part)
+    dropouts = getattr(part, "lora_dropout", {}).values()
+    variants = getattr(part, "lora_variant", {})
+    return type(base) is torch.nn.Linear and base.bias is None and not variants and all(type(d) is torch.nn.Identity for d in dropouts)
+
+
+def weights(layer: torch.nn.Module) -> Weights:
+    """The products of a decoder layer: copies, but for a lone projection without an adapter. Adapters are filled in by `adapt`."""
+    return Weights(*map(_product, _parts(layer)))
+
+
+def _product(parts: Sequence[Any]) -> Product:
+    bases = [getattr(part, "base_layer", part).weight.detach() for part in parts]
+    adapters = [adapter for part in parts for adapter in _adapters(part)]
+    if not adapters:
+        return Product(bases[0] if len(bases) == 1 else torch.cat(bases), None)
+    rank, outputs = sum(len(adapter.down) for adapter in adapters), sum(map(len, bases))
+    return Product(torch.cat([*bases, bases[0].new_zeros(rank, bases[0].shape[1])]), bases[0].new_zeros(rank, outputs))
+
+
+def adapt(layer: torch.nn.Module, products: Weights) -> None:
+    """Write a layer's adapters into its products as they are now."""
+    for parts, product in zip(_parts(layer), products, strict=True):
+        if product.up is None:
+            continue
+        outputs, start, row = product.up.shape[1], 0, 0
+        for part in parts:
+            end = start + part.out_features
+            for adapter in _adapters(part):
+                rank = len(adapter.down)
+                product.weight[outputs + row : outputs + row + rank] = adapter.down
+                product.up[row : row + rank, start:end] = adapter.up.T * adapter.scaling
+                row += rank
+            start = end
+
+
+class _Adapter(NamedTuple):
+    """One LoRA of one projection."""
+
+    down: torch.Tensor
+    """`A` (rank, inputs)"""
+    up: torch.Tensor
+    """`B` (outputs, rank)"""
+    scaling: float
+
+
+def _adapters(part: Any) -> list[_Adapter]:
+    """The adapters in effect, as PEFT's own forward applies them."""
+    if not hasattr(part, "lora_A") or part.disable_adapters or part.merged:
+        return []
+    names = [name for name in part.active_adapters if name in part.lora_A]
+    return [_Adapter(part.lora_A[name].weight, part.lora_B[name].weight, part.scaling[name]) for name in names]
+
+
+def project(product: Product, given: torch.Tensor) -> torch.Tensor:
+    """(tokens, inputs) -> (tokens, outputs)."""
+    found = linear(given, product.weight)
+    if product.up is None:
+        return found
+    outputs = product.up.shape[1]
+    return add(found[:, :outputs], found[:, outputs:] @ product.up)
+
+
+def add(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The sum, rounded once, which is what `+` gives, but fused with what follows.
+
+    Of a `+` behind a product the compiler makes a product that accumulates onto a copy: a kernel more in each of 56 places.
+    """
+    return (one.float() + other.float()).to(one.dtype)
+
+
+def before(
+    layer: torch.nn.Module, products: Weights, keys: torch.Tensor, values: torch.Tensor, hidden: torch.Tensor, place: Place
+) -> Heads:
+    """A decoder layer up to its attention; keys and values go into the slots.
 
     Args:
-        layer: a `Qwen3DecoderLayer`.
-        hidden: (rows, 1, hidden size).
-        keys: (rows, key-value heads, slots, head_dim), written in place.
+        layer: a `Qwen3DecoderLayer`, for its norms.
+        products: its projections.
+        keys: (slots, key-value heads, length, head_dim), written in place.
         values: the same.
-        step: rotary angles, positions and mask.
+        hidden: (tokens, hidden size).
+        place: where the tokens stand.
 
     Returns:
-        (rows, 1, hidden size).
+        Query (tokens, heads, head_dim), key and value (tokens, key-value heads, head_dim).
     """
-    attention, normed = layer.self_attn, layer.input_layernorm(hidden)
-    heads = (hidden.shape[0], 1, -1, attention.head_dim)
-    query = attention.q_norm(attention.q_proj(normed).view(heads)).transpose(1, 2)
-    key = attention.k_norm(attention.k_proj(normed).view(heads)).transpose(1, 2)
-    query, key = apply_rotary_pos_emb(query, key, step.cos, step.sin)
-    rows = torch.arange(hidden.shape[0], device=hidden.device)
-    keys[rows, :, step.positions] = key[:, :, 0]
-    values[rows, :, step.positions] = attention.v_proj(normed).view(heads)[:, 0]
-    mixed = attend(query, keys, values, step.seen, attention.scaling)
-    hidden = hidden + attention.o_proj(mixed.reshape(hidden.shape[0], 1, -1))
-    return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+    attention, groups, size = layer.self_attn, keys.shape[1], keys.shape[3]
+    projected = project(products.qkv, layer.input_layernorm(hidden)).view(len(hidden), -1, size)  # type: ignore[operator]
+    heads = projected.shape[1] - 2 * groups
+    query, key, value = projected.split((heads, groups, groups), dim=1)
+    query, key = attention.q_norm(query), attention.k_norm(key)  # type: ignore[union-attr, operator]
+    query, key = apply_rotary_pos_emb(query, key, place.cos, place.sin)
+    keys[place.rows, :, place.positions] = key
+    values[place.rows, :, place.positions] = value
+    return query, key, value
 
 
-def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seen: torch.Tensor, scaling: float) -> torch.Tensor:
-    """Attention of one query a row, grouped heads reading their shared keys once.
-
-    Two batched products: a flash kernel without splits along the keys leaves most of a GPU idle when each row has one query.
+def after(layer: torch.nn.Module, products: Weights, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+    """A decoder layer from its attention's result on.
 
     Args:
-        query: (rows, heads, 1, head_dim).
-        keys: (rows, key-value heads, slots, head_dim), slots at least `seen`'s width.
+        layer: for its second norm and activation.
+        products: its projections.
+        hidden: (tokens, hidden size), what went into the layer.
+        mixed: (tokens, heads x head_dim).
+
+    Returns:
+        (tokens, hidden size).
+    """
+    hidden = add(hidden, project(products.out, mixed))
+    gate, up = project(products.gate_up, layer.post_attention_layernorm(hidden)).chunk(2, dim=-1)  # type: ignore[operator]
+    return add(hidden, project(products.down, layer.mlp.act_fn(gate) * up))  # type: ignore[union-attr, operator]
+
+
+def between(
+    layer: torch.nn.Module, products: Weights, following: torch.nn.Module, its_products: Weights, keys: torch.Tensor, values: torch.Tensor,
+    hidden: torch.Tensor, mixed: torch.Tensor, place: Place,
+) -> tuple[torch.Tensor, Heads]:  # fmt: skip
+    """`after` of one layer and `before` of the following as one, so that the compiler joins what lies between; `keys` are the latter's.
+
+    Returns:
+        Hidden states (tokens, hidden size) between the two, and the following layer's new heads.
+    """
+    hidden = after(layer, products, hidden, mixed)
+    return hidden, before(following, its_products, keys, values, hidden, place)
+
+
+def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, scaling: float) -> torch.Tensor:
+    """Attention of one query a row to its slot up to its position, in plain PyTorch: what `attention.attend` computes without Triton.
+
+    Args:
+        query: (rows, heads, head_dim).
+        keys: (rows, key-value heads, length, head_dim).
         values: the same.
-        seen: (rows, 1, 1, width) bool.
+        positions: (rows,).
         scaling: factor of the scores.
 
     Returns:
-        (rows, key-value heads, heads per group, head_dim): reshaped, the order in which `o_proj` expects its heads.
+        (rows, heads, head_dim).
     """
-    rows, groups, _, size = keys.shape
-    width = seen.shape[-1]
-    grouped = query.view(rows, groups, -1, size)
-    scores = grouped @ keys[:, :, :width].transpose(-1, -2)
-    weights = (scores.float() * scaling).masked_fill(~seen, -torch.inf).softmax(-1)
-    return weights.to(values.dtype) @ values[:, :, :width]
+    rows, groups, length, size = keys.shape
+    scores = query.view(rows, groups, -1, size) @ keys.transpose(-1, -2)
+    seen = torch.arange(length, device=positions.device) <= positions.view(-1, 1, 1, 1)
+    mixed = (scores.float() * scaling).masked_fill(~seen, -torch.inf).softmax(-1).to(values.dtype) @ values
+    return mixed.reshape(rows, -1, size)
+
+
+def attend_prompts(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, prompts: int, scaling: float) -> torch.Tensor:
+    """Causal attention within prompts of one width; what pads a shorter one on its right is seen by nobody that counts.
+
+    Args:
+        query: (prompts x width, heads, head_dim).
+        key: (prompts x width, key-value heads, head_dim).
+        value: the same.
+        prompts: how many.
+        scaling: factor of the scores.
+
+    Returns:
+        (prompts x width, heads, head_dim).
+    """
+    query, key, value = (part.unflatten(0, (prompts, -1)).transpose(1, 2) for part in (query, key, value))
+    mixed = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+    return mixed.transpose(1, 2).flatten(0, 1)
+
+
+Mix = Callable[[Heads, torch.Tensor, torch.Tensor, float], torch.Tensor]
+"""Attention of one layer: new heads, its cached keys and values, factor of the scores."""
+
+
+class Cache(NamedTuple):
+    """Keys and values by layer, each (slots, key-value heads, length, head_dim)."""
+
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+
+
+class Forward:
+    """The pass of one model whose adapters change in place: `refresh` before a pass takes them over.
+
+    Args:
+        model: `supported`, adapter included.
+        compiled: compile layers and the choice of ids, and attend by a Triton kernel on a GPU. Where the toolchain is missing, a warning
+            says so and everything runs as it is.
+    """
+
+    def __init__(self, model: torch.nn.Module, compiled: bool) -> None:
+        self.model, self.base, self.compiled = model, base_model(model), compiled
+        self.before, self.between, self.after, self.choose, self.attend = before, between, after, choose, attend
+        if compiled:
+            self.before, self.between, self.after, self.choose = map(torch.compile, (before, between, after, choose))
+            if self.base.device.type == "cuda":
+                from agentrl.engine.attention import attend as kernel  # Triton comes with PyTorch's CUDA builds
+
+                self.attend = kernel
+        self.products: list[Weights] = []
+        self.seen: Any = None
+
+    def refresh(self) -> bool:
+        """Take over weights and adapters as they are now.
+
+        Returns:
+            False where they are other tensors than at the last call: graphs captured before are void.
+        """
+        layers, state = self.base.model.layers, self._state()
+        same = state == self.seen
+        if not same:
+            self.products, self.seen = [weights(layer) for layer in layers], state
+        for layer, products in zip(layers, self.products, strict=True):
+            adapt(layer, products)
+        return same
+
+    def _state(self) -> Any:
+        """What graphs and copies depend on: where each weight lies, which frozen ones were written to, which adapters are in effect."""
+        weights = [(part.data_ptr(), None if "lora_" in name else part._version) for name, part in self.model.named_parameters()]  # noqa: SLF001
+        parts = [part for layer in self.base.model.layers for group in _parts(layer) for part in group]
+        return weights, [len(_adapters(part)) for part in parts]
+
+    def decode(self, ids: torch.Tensor, positions: torch.Tensor, cache: Cache) -> torch.Tensor:
+        """One token for each of the first slots.
+
+        Args:
+            ids: (rows,).
+            positions: (rows,).
+            cache: written in place.
+
+        Returns:
+            Logits (rows, vocabulary).
+        """
+        rows = len(ids)
+
+        def mix(new: Heads, keys: torch.Tensor, values: torch.Tensor, scaling: float) -> torch.Tensor:
+            return self.attend(new[0], keys[:rows], values[:rows], positions, scaling)
+
+        hidden = self._layers(ids, torch.arange(rows, device=ids.device), positions, cache, mix)
+        logits = self.base.lm_head(self.base.model.norm(hidden))
+        self._any_number(logits)
+        return logits
+
+    def prefill(self, ids: torch.Tensor, slots: torch.Tensor, cache: Cache) -> None:
+        """Cache prompts, shorter ones padded on their right: what stands behind a row's end is written over before it is read.
+
+        Args:
+            ids: (prompts, width).
+            slots: (prompts,) where they go.
+            cache: written in place.
+        """
+        prompts, width = ids.shape
+
+        def mix(new: Heads, _keys: torch.Tensor, _values: torch.Tensor, scaling: float) -> torch.Tensor:
+            return attend_prompts(*new, prompts, scaling)
+
+        positions = torch.arange(width, device=ids.device).repeat(prompts)
+        self._layers(ids.flatten(), slots.repeat_interleave(width), positions, cache, mix)
+
+    def _layers(self, ids: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, cache: Cache, mix: Mix) -> torch.Tensor:
+        """Hidden states (tokens, hidden size) behind the last layer."""
+        decoder = self.base.model
+        hidden = decoder.embed_tokens(ids)
+        cos, sin = (part[0] for part in decoder.rotary_emb(hidden, positions.unsqueeze(0)))
+        place = Place(rows, positions, cos, sin)
+        try:
+            with torch.compiler.config.patch(recompile_limit=RECOMPILATIONS):
+                return self._pass(hidden, place, cache, mix)
+        except TorchDynamoException as error:
+            _log.warning("layers cannot be compiled here and run uncompiled, more slowly: %s", str(error).strip().splitlines()[0])
+            self.compiled = False
+            self.before, self.between, self.after, self.choose, self.attend = before, between, after, choose, attend
+            return self._pass(hidden, place, cache, mix)
+
+    def _pass(self, hidden: torch.Tensor, place: Place, cache: Cache, mix: Mix) -> torch.Tensor:
+        layers = list(zip(self.base.model.layers, self.products, *cache, strict=True))
+        self._any_number(hidden, *place)
+        new = self.before(*layers[0], hidden, place)
+        for index, (layer, products, keys, values) in enumerate(layers):
+            mixed = mix(new, keys, values, layer.self_attn.scaling).flatten(1)
+            self._any_number(hidden, mixed, *place)
+            if index + 1 < len(layers):
+                hidden, new = self.between(layer, products, *layers[index + 1], hidden, mixed, place)
+            else:
+                hidden = self.after(layer, products, hidden, mixed)
+        return hidden
+
+    def _any_number(self, *tensors: torch.Tensor) -> None:
+        """Compile once for any number of tokens instead of once for each."""
+        if self.compiled:
+            for tensor in tensors:
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)  # noqa: SLF001 - documented under dynamic shapes

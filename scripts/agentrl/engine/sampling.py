@@ -6,6 +6,8 @@ from agentrl.config import Decoding
 
 TIES = 44
 """Ids tied with the k-th for which `candidates` leaves room."""
+CHUNK = 128
+"""Ids of which the largest is looked for first; divides the vocabulary of Qwen3."""
 MAX_TOP_K = 256
 """Above it a whole row is sorted."""
 
@@ -51,7 +53,19 @@ def candidates(logits: torch.Tensor, decoding: Decoding) -> torch.Tensor | None:
     width = decoding.top_k + TIES
     if not 0 < decoding.top_k <= MAX_TOP_K or width >= logits.shape[-1]:
         return None
-    return logits.topk(width, dim=-1).indices.sort(-1).values
+    return _largest(logits, width).sort(-1).values
+
+
+def _largest(logits: torch.Tensor, count: int) -> torch.Tensor:
+    """Where the `count` largest of each row are: the `count` chunks with the largest maxima hold them all, and little else is looked at."""
+    rows, vocabulary = logits.shape
+    if vocabulary % CHUNK or vocabulary // CHUNK <= count:
+        return logits.topk(count, dim=-1).indices
+    chunks = logits.view(rows, -1, CHUNK)
+    best = chunks.amax(-1).topk(count, dim=-1).indices
+    inside = chunks.gather(1, best.unsqueeze(-1).expand(-1, -1, CHUNK)).flatten(1)
+    at = inside.topk(count, dim=-1).indices
+    return best.gather(1, at // CHUNK) * CHUNK + at % CHUNK
 
 
 def choose(
@@ -71,7 +85,6 @@ def choose(
     Returns:
         ids (rows,) int64 and log-probabilities (rows,) float32 in nats.
     """
-    logits = logits.float()
     if decoding.temperature == 0:
         ids = logits.argmax(-1)
     else:
@@ -83,6 +96,6 @@ def choose(
         ids = ids.clamp(max=pool.shape[-1] - 1)
         if kept is not None:
             ids = kept.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
-    scaled = logits / (decoding.temperature or 1.0)
+    scaled = logits.float() / (decoding.temperature or 1.0)
     logprobs = scaled.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - scaled.logsumexp(-1)
     return ids, logprobs

@@ -1,4 +1,7 @@
-"""Which engine samples: vLLM where it can serve the policy on this GPU, else transformers, with one sentence that says why.
+"""Which engine samples, with one sentence that says why it is not vLLM.
+
+By itself: the transformers engine where its static loop knows the policy, because that was measured faster at every number of rows and
+starts sooner (benchmarks/gpu/speed.md); else vLLM where it can serve the policy on this GPU; else transformers.
 
 Answered from metadata: nothing is loaded, and vLLM is imported only where everything else speaks for it. Two engines give the same
 distribution but not the same ids, so the name is recorded with every result and baseline and candidates must agree on it.
@@ -8,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from packaging.requirements import Requirement
@@ -70,11 +73,14 @@ def _obstacles(section: Model, folder: Path) -> Iterator[str]:
     """What speaks against vLLM, cheapest question first; each is the rest of a sentence."""
     if section.device == "cpu" and section.engine == "auto":
         yield "model.device is cpu"
+    shape = read_json(folder / "config.json")
+    if section.device == "cuda" and section.engine == "auto" and _has_static_loop(shape):
+        yield "its static loop decodes this policy faster than vLLM does (benchmarks/gpu/speed.md); model.engine: vllm insists"
     if section.device == "cuda" and not torch.cuda.is_available():
         yield f"torch {torch.__version__} sees no GPU with a driver it can use (model.device is cuda)"
     if section.device == "cuda" and section.dtype != "bfloat16":
         yield f"model.dtype is {section.dtype} and vLLM's attention kernels on a GPU take bfloat16"
-    architectures = read_json(folder / "config.json").get("architectures") or ["no architecture"]
+    architectures = shape.get("architectures") or ["no architecture"]
     if architectures[0] not in ARCHITECTURES:
         yield f"{folder / 'config.json'} names {architectures[0]} and only {', '.join(ARCHITECTURES)} was compared between the engines"
     found = installed()
@@ -82,6 +88,12 @@ def _obstacles(section: Model, folder: Path) -> Iterator[str]:
         yield "vllm is not installed"
     else:
         yield from _misfits(*found, section.device)
+
+
+def _has_static_loop(shape: dict[str, Any]) -> bool:
+    """What `forward.supported` will find once the checkpoint with this `config.json` is loaded."""
+    full = set(shape.get("layer_types") or ["full_attention"]) == {"full_attention"} and not shape.get("use_sliding_window")
+    return shape.get("architectures") == ["Qwen3ForCausalLM"] and full and not shape.get("attention_bias")
 
 
 def _misfits(distribution: str, version: str, device: str) -> Iterator[str]:

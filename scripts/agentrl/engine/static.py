@@ -1,36 +1,32 @@
 """The static decode loop for GPUs: a step of fixed shape, captured once as a CUDA graph and replayed; free slots are refilled at once.
 
-HF's `generate` runs 14 steps a second on an H200 whatever the batch, because the host launches some two thousand kernels a step. Here
-a step is one launch. Layers are compiled one by one, not as one model: 28 layers share one compilation of seconds. Shapes are bucketed
-(rows to powers of two, cached tokens to pages), and each pair gets a graph of its own.
+HF's `generate` runs 14 to 30 steps a second on an H200 whatever the batch, because the host launches some two thousand kernels a step. Here
+a step is one launch. Layers are compiled one by one, not as one model: 28 layers share one compilation of seconds. Rows come in powers
+of two, and each power gets a graph of its own.
 
 Not the engine of a CPU: there the dynamic loop is as fast and its bytes are the demo's evidence.
 """
 
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
-from torch._dynamo.exc import TorchDynamoException
-from transformers import DynamicCache
 
 from agentrl.config import Decoding
-from agentrl.engine.base import Request, Sample
-from agentrl.engine.forward import base_model, cache_keyword, layer_step
-from agentrl.engine.slots import LayerStep, Slots
+from agentrl.engine.base import Answer, Request, Sample
+from agentrl.engine.forward import Forward
+from agentrl.engine.slots import Slots
 
-_log = logging.getLogger(__name__)
 LOOK = 8
 """Steps between two looks at which rows have ended: a look stops the GPU for some 50 microseconds, a late look idles a slot."""
-MAX_SLOTS = 128
-"""Rows at once; at 1,536 cached tokens of Qwen3-1.7B they take 22 GB. More requests wait for a free slot."""
+MAX_SLOTS = 512
+"""Rows at once, where the GPU holds their caches; more requests wait for a free slot."""
+SHARE = 0.8
+"""Of the free memory that caches may take."""
 PAGE = 256
-"""Attention reads whole pages of the cache: the fewer widths, the fewer graphs."""
+"""Room for tokens is made in pages, so that slightly longer requests find room."""
 PREFILL_TOKENS = 16_384
 """Contexts run through the model together up to so many tokens, padding included."""
-RECOMPILATIONS = 64
-"""Dynamo's default of 8 would fall back to uncompiled layers without a word."""
 
 Uniforms = Callable[[Sequence[Request], int], torch.Tensor]
 
@@ -44,7 +40,7 @@ class StaticLoop:
         stop_ids: (ids,).
         pad_id: fills the right of shorter contexts in a prefill; causality hides it.
         slots: rows at once.
-        compiled: compile layers; where the toolchain is missing, a warning says so and they run uncompiled.
+        compiled: see `forward.Forward`.
         graphs: capture steps as CUDA graphs; needs a GPU.
     """
 
@@ -53,60 +49,80 @@ class StaticLoop:
         slots: int = MAX_SLOTS, compiled: bool = True, graphs: bool = True,
     ) -> None:  # fmt: skip
         self.model, self.decoding, self.stop_ids, self.pad_id, self.most = model, decoding, stop_ids, pad_id, slots
-        self.compiled, self.graphed = compiled, graphs
-        self.layer_step: LayerStep = torch.compile(layer_step) if compiled else layer_step
+        self.forward, self.graphed = Forward(model, compiled), graphs
         self.slots: Slots | None = None
-        self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
-        self.addresses: tuple[int, ...] = ()
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    @property
+    def compiled(self) -> bool:
+        """Whether layers run compiled."""
+        return self.forward.compiled
 
     @torch.no_grad()
-    def run(self, requests: Sequence[Request], uniforms: Uniforms) -> list[Sample]:
-        """Sample every request; results in request order. Raises RuntimeError where the device or the logits fail."""
-        slots = self._reserve(requests)
-        waiting = deque(range(len(requests)))
-        rows = min(_power_of_two(len(requests)), self.most)
-        holds: dict[int, int] = {}  # slot -> request
+    def serve(self, requests: Sequence[Request], uniforms: Uniforms, answer: Answer) -> None:
+        """Sample rows until each has ended (`engine.base.serve`). Raises RuntimeError where the device or the logits fail."""
+        if not self.forward.refresh():
+            self._drop()
+        waiting = deque(enumerate(requests))
+        holds: dict[int, tuple[int, Request]] = {}  # slot -> row and its request
         steps: dict[int, int] = {}  # slot -> steps since it was filled
-        samples: list[Sample | None] = [None] * len(requests)
+        slots = None
         while waiting or holds:
+            if slots is None or not holds:
+                slots = None  # what is held twice cannot be given back
+                slots = self._reserve([request for _, request in waiting])
+                rows = min(_power_of_two(len(waiting)), slots.count)
             free = [slot for slot in range(rows) if slot not in holds]
-            filled = {slot: waiting.popleft() for slot in free[: len(waiting)]}
-            self._fill(slots, {slot: requests[index] for slot, index in filled.items()}, uniforms)
+            filled = {}
+            while free and waiting and slots.fits(waiting[0][1]):  # one that does not waits until all have ended and there is more room
+                filled[free.pop(0)] = waiting.popleft()
+            self._fill(slots, {slot: request for slot, (_, request) in filled.items()}, uniforms)
             holds |= filled
             steps |= dict.fromkeys(filled, 0)
-            count = min(LOOK, max(requests[index].max_tokens - steps[slot] for slot, index in holds.items()))
+            count = min(LOOK, max(request.max_tokens - steps[slot] for slot, (_, request) in holds.items()))
             if count < 1:
                 raise RuntimeError("a row outlived its budget")
-            highest = max(len(requests[index].context) + steps[slot] for slot, index in holds.items()) + count - 1
-            self._advance(rows, min(_pages(highest), slots.length), count)
+            self._advance(slots, rows, count)
             steps = {slot: taken + count for slot, taken in steps.items()}
             for slot, sample in self._ended(slots, rows, holds).items():
-                samples[holds.pop(slot)] = sample
+                row, _ = holds.pop(slot)
                 del steps[slot]
-            if not waiting and holds and 2 * len(holds) <= rows:
+                following = answer(row, sample)
+                if following is not None:
+                    waiting.append((row, following))
+            if not waiting and holds and rows > 2 and 2 * len(holds) <= rows:
                 rows = _power_of_two(len(holds))
                 order = sorted(holds)
                 slots.gather(order)
                 holds = {new: holds[old] for new, old in enumerate(order)}
                 steps = {new: steps[old] for new, old in enumerate(order)}
-        return [sample for sample in samples if sample is not None]
 
     def _reserve(self, requests: Sequence[Request]) -> Slots:
-        """Slots that hold these requests, in this model's memory: grown when needed; graphs of other addresses are dropped."""
+        """Empty slots that hold these requests: those that are there, or larger ones."""
         count = min(_power_of_two(len(requests)), self.most)
         length = _pages(max(len(request.context) + request.max_tokens for request in requests))
-        budget = max(request.max_tokens for request in requests)
-        addresses = tuple(parameter.data_ptr() for parameter in self.model.parameters())
-        old = self.slots
-        if old is None or addresses != self.addresses or count > old.count or length > old.length or budget > old.budget:
-            if old is not None and addresses == self.addresses:
-                count, length, budget = max(count, old.count), max(length, old.length), max(budget, old.budget)
-            self.graphs.clear()
-            self.slots = old = None  # give the memory back before taking more
-            self.slots = Slots(base_model(self.model), self.decoding, self.stop_ids, count, length, budget)
-            self.addresses = addresses
+        if self.slots is None or count > self.slots.count or length > self.slots.length:
+            if self.slots is not None:
+                count, length = max(count, self.slots.count), max(length, self.slots.length)
+            self._drop()  # give the memory back before taking more
+            self.most = min(self.most, self._room(length))
+            self.slots = Slots(self.forward.base, self.decoding, self.stop_ids, min(count, self.most), length)
         self.slots.active.zero_()
         return self.slots
+
+    def _drop(self) -> None:
+        self.graphs.clear()
+        self.slots = None
+
+    def _room(self, length: int) -> int:
+        """Rows whose caches fit into the free memory, a power of two; two at least, which then fail by themselves."""
+        base = self.forward.base
+        if base.device.type != "cuda":
+            return self.most
+        torch.cuda.empty_cache()
+        config, free = base.config, torch.cuda.mem_get_info(base.device)[0]
+        row = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * base.dtype.itemsize * length
+        return 1 << max(1, int(SHARE * free / row).bit_length() - 1)
 
     def _fill(self, slots: Slots, placed: dict[int, Request], uniforms: Uniforms) -> None:
         """Prefill new rows, in groups of at most `PREFILL_TOKENS`."""
@@ -117,65 +133,37 @@ class StaticLoop:
                 size += 1
             group, pending = pending[:size], pending[size:]
             requests = [placed[slot] for slot in group]
-            slots.fill(group, requests, uniforms(requests, max(request.max_tokens for request in requests)), self._prefill)
+            numbers = uniforms(requests, max(request.max_tokens for request in requests))
+            slots.fill(group, requests, numbers, self.forward, self.pad_id)
 
-    def _prefill(self, contexts: Sequence[Sequence[int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Keys and values of each layer from transformers' own forward: contexts right-padded, so that plain causality suffices."""
-        width = max(len(context) for context in contexts)
-        if width == 0:
-            return []
-        base = base_model(self.model)
-        ids = torch.tensor([[*context, *[self.pad_id] * (width - len(context))] for context in contexts], device=base.device)
-        cache = DynamicCache(config=base.config)
-        base.model(input_ids=ids, use_cache=True, **{cache_keyword(base): cache})
-        return [(layer.keys, layer.values) for layer in cache.layers]
-
-    def _advance(self, rows: int, width: int, count: int) -> None:
+    def _advance(self, slots: Slots, rows: int, count: int) -> None:
         if not self.graphed:
             for _ in range(count):
-                self._step(rows, width)
+                slots.step(rows, self.forward)
             return
-        if (rows, width) not in self.graphs:
-            self.graphs[rows, width] = self._capture(rows, width)
+        if rows not in self.graphs:
+            self.graphs[rows] = self._capture(slots, rows)
         for _ in range(count):
-            self.graphs[rows, width].replay()
+            self.graphs[rows].replay()
 
-    def _step(self, rows: int, width: int) -> None:
-        slots = self.slots
-        if slots is None:
-            raise RuntimeError("no slots are reserved")
-        if not self.compiled:
-            slots.step(rows, width, self.layer_step)
-            return
-        try:
-            with torch.compiler.config.patch(recompile_limit=RECOMPILATIONS):
-                slots.step(rows, width, self.layer_step)
-        except TorchDynamoException as error:
-            _log.warning("layers cannot be compiled here and run uncompiled, more slowly: %s", str(error).strip().splitlines()[0])
-            self.compiled, self.layer_step = False, layer_step
-            slots.step(rows, width, self.layer_step)
-
-    def _capture(self, rows: int, width: int) -> torch.cuda.CUDAGraph:
+    def _capture(self, slots: Slots, rows: int) -> torch.cuda.CUDAGraph:
         """One step as a graph. It is run before for compilation and workspaces, with every row at rest, so that no row advances."""
-        slots = self.slots
-        if slots is None:
-            raise RuntimeError("no slots are reserved")
         active = slots.active.clone()
         slots.active.zero_()
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(2):
-                self._step(rows, width)
+                slots.step(rows, self.forward)
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self.graphs.values())).pool() if self.graphs else None
         with torch.cuda.graph(graph, pool=pool):
-            self._step(rows, width)
+            slots.step(rows, self.forward)
         slots.active.copy_(active)
         return graph
 
-    def _ended(self, slots: Slots, rows: int, holds: dict[int, int]) -> dict[int, Sample]:
+    def _ended(self, slots: Slots, rows: int, holds: dict[int, tuple[int, Request]]) -> dict[int, Sample]:
         """What the rows that ended since the last look have sampled."""
         if slots.broken:
             slots.broken.zero_()
@@ -194,7 +182,8 @@ class StaticLoop:
 
 
 def _power_of_two(count: int) -> int:
-    return 1 << (count - 1).bit_length()
+    """At least two: PyTorch compiles anew for one row."""
+    return 1 << max(1, (count - 1).bit_length())
 
 
 def _pages(tokens: int) -> int:

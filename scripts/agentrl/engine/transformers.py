@@ -5,7 +5,8 @@ every row has its own budget, and a finished row leaves the batch at once. There
 architecture, and `static` for Qwen3 on a GPU, which `scripts/benchmark.py` measures beside it.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -13,12 +14,14 @@ import transformers
 from transformers import DynamicCache, PreTrainedModel
 
 from agentrl.config import Decoding
-from agentrl.engine.base import EngineError, Request, Sample
+from agentrl.engine.base import Answer, EngineError, Request, Sample, serve_in_rounds
 from agentrl.engine.forward import base_model, cache_keyword, supported
 from agentrl.engine.sampling import choose
 from agentrl.engine.static import MAX_SLOTS, StaticLoop
 from agentrl.seeding import stream
 
+QUEUE = 1024
+"""Rows that the static loop takes at once: more than are decoded together, few enough to show progress."""
 Loop = Literal["auto", "dynamic", "graphed", "compiled"]
 """`graphed`: the static loop as CUDA graphs; `compiled`: its layers compiled as well. `auto`: compiled for Qwen3 on a GPU, else dynamic."""
 
@@ -59,17 +62,43 @@ class TransformersEngine:
         versions = {"transformers": transformers.__version__, "torch": torch.__version__}
         return {"engine": self.name, "loop": loop, "dtype": str(self.model.dtype), "device": str(self.model.device), **versions}
 
+    @property
+    def queue(self) -> int:
+        """Rows taken at once beyond the configured batch: the static loop refills its slots, the dynamic one runs all rows it is given."""
+        return 0 if self.loop == "dynamic" else QUEUE
+
     def generate(self, requests: Sequence[Request]) -> list[Sample]:
         """Sample every request as one batch."""
+        if self.loop != "dynamic":
+            samples: dict[int, Sample] = {}
+            self.serve(requests, samples.__setitem__)
+            return [samples[row] for row in range(len(requests))]
         if not requests:
             return []
-        for request in requests:
-            if request.max_tokens < 1 or not request.context:
-                raise EngineError(f"row {request.key}: needs a context and room for one token, got {request.max_tokens}")
+        with self._faults(len(requests)):
+            return self._dynamic([_checked(request) for request in requests])
+
+    def serve(self, requests: Sequence[Request], answer: Answer) -> None:
+        """Sample rows until each has ended (`engine.base.serve`); in the static loop a row's next request joins the batch at once."""
+        if self.loop == "dynamic":
+            serve_in_rounds(self, requests, answer)
+            return
+
+        def following(row: int, sample: Sample) -> Request | None:
+            request = answer(row, sample)
+            return None if request is None else _checked(request)
+
+        with self._faults(len(requests)):
+            self._static().serve([_checked(request) for request in requests], _uniforms, following)
+
+    @contextmanager
+    def _faults(self, rows: int) -> Iterator[None]:
         try:
-            return self._dynamic(requests) if self.loop == "dynamic" else self._static().run(requests, _uniforms)
+            yield
+        except EngineError:
+            raise
         except (RuntimeError, IndexError) as error:  # CUDA faults and out-of-memory; on a CPU an id outside the vocabulary is an IndexError
-            raise EngineError(f"{self.name} engine failed on {len(requests)} rows: {error}") from error
+            raise EngineError(f"{self.name} engine failed on {rows} rows: {error}") from error
 
     def _static(self) -> StaticLoop:
         """The static loop over the model as it is now; training hands over the same model before every batch."""
@@ -125,6 +154,12 @@ class TransformersEngine:
         masks = [[0] * (width - len(r.context)) + [1] * len(r.context) for r in requests]
         device = self.model.device
         return torch.tensor(rows, device=device), torch.tensor(masks, device=device)
+
+
+def _checked(request: Request) -> Request:
+    if request.max_tokens < 1 or not request.context:
+        raise EngineError(f"row {request.key}: needs a context and room for one token, got {request.max_tokens}")
+    return request
 
 
 def _uniforms(requests: Sequence[Request], width: int) -> torch.Tensor:
