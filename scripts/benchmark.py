@@ -23,7 +23,6 @@ from agentrl.benchmark import decoding, limit, profile, training
 from agentrl.benchmark.result import Result
 from agentrl.benchmark.scale import FULL, SMALL, Scale, make_checkpoint
 from agentrl.engine.base import Engine
-from agentrl.engine.loading import open_engine
 from agentrl.policy import load_model
 from agentrl.strictyaml import read_yaml
 
@@ -109,8 +108,7 @@ class Bench:
     def engine(self, method: str, count: int) -> Engine:
         """vLLM, or our transformers engine with a loop of its own."""
         if method == "vllm":
-            section = decoding.vllm_section(self.scale)
-            return self.load("vllm", lambda: open_engine(self.folder, section, self.study.decoding)[0])
+            return self.load("vllm", lambda: decoding.vllm_engine(self.folder, self.scale, self.study.decoding))
         return decoding.transformers_engine(self.load("transformers", self.weights), self.study.decoding, method, count)
 
     def weights(self) -> Any:

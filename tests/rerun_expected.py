@@ -188,6 +188,7 @@ LATE: dict[str, tuple[str, ...]] = {
     "agentrl/tasks.py": tuple(f"agentrl/data/{name}.json" for name in ("cities", "customers", "goods", "order_total", "scaffold")),
     "agentrl/report.py": ("agentrl/templates/summary.md.j2",),
     "agentrl/engine/loading.py": ("agentrl/engine/vllm.py",),  # where it is installed
+    "agentrl/engine/forward.py": ("agentrl/engine/attention.py",),  # on a GPU
     "agentrl/verify/audit.py": ("agentrl/merge.py", "agentrl/policy.py", "agentrl/checkpoint.py"),  # with --checkpoints
 }
 """Module -> files it reads or imports only when it runs."""

@@ -8,6 +8,7 @@ sampled, or at least as many tokens are forced as allowed.
 import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
@@ -87,6 +88,14 @@ def vllm_section(scale: Scale) -> Model:
     if "engine" not in Model.model_fields:
         raise NotInstalledError("this checkout has no vLLM engine")
     return Model.model_validate(scale.model.model_dump() | {"engine": "vllm"})
+
+
+def vllm_engine(folder: Path, scale: Scale, decoding: Decoding) -> Engine:
+    """The vLLM engine over a checkpoint, without stop ids. Raises `NotInstalledError`."""
+    section = vllm_section(scale)
+    from agentrl.engine.vllm import VllmEngine  # only where it is installed
+
+    return VllmEngine(folder, section, decoding, [])
 
 
 def measure(method: Method, name: str, scale: Scale, count: int) -> dict[str, Any]:

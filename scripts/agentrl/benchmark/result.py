@@ -85,8 +85,9 @@ def _notes(content: dict[str, Any]) -> list[str]:
     runs = [cell["run"] for cell in content["cells"].values()]
     commits = sorted({str(run["commit"])[:9] + (" with changes" if run["dirty"] else "") for run in runs})
     commands = sorted({shlex.join(run["command"]) for run in runs})
-    packages = {name: version for run in runs for name, version in run["packages"].items()}
-    named = ", ".join(f"{name} {packages[name]}" for name in ("torch", "transformers", "trl", "peft", "vllm") if name in packages)
+    shown = ("torch", "transformers", "trl", "peft", "vllm")
+    versions = {name: sorted({run["packages"][name] for run in runs if name in run["packages"]}) for name in shown}
+    named = ", ".join(f"{name} {' and '.join(found)}" for name, found in versions.items() if found)
     return [
         f"{settings['parameters'] / 1e9:.2f} billion random BF16 parameters, {settings['prompt']} prompt tokens, lengths fixed. {named}.",
         f"Commit {', '.join(commits)}. Made by {', '.join(f'`python {command}`' for command in commands)}.",
