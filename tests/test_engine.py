@@ -265,6 +265,19 @@ def test_a_bad_next_turn_is_an_engine_error(tiny_model: Qwen3ForCausalLM) -> Non
             serve(engine(tiny_model, loop=loop), requests(2), lambda row, _: Request([1], 0, ("row", row)))
 
 
+@LOOPS
+def test_a_fault_of_whoever_asks_is_not_the_engine_s(tiny_model: Qwen3ForCausalLM, loop: Loop) -> None:
+    def answer(row: int, _: Sample) -> Request:
+        raise RuntimeError(f"no answer to row {row}")
+
+    asked = engine(tiny_model, loop=loop)
+    with pytest.raises(RuntimeError, match=r"^no answer to row"):
+        serve(asked, requests(3), answer)
+    assert [len(sample.ids) for sample in asked.generate(requests(3))] == [
+        len(sample.ids) for sample in engine(tiny_model, loop=loop).generate(requests(3))
+    ]
+
+
 def test_merged_and_disabled_adapters_act_as_in_the_model(start_model: Qwen3ForCausalLM) -> None:
     lora = LoraConfig(r=4, target_modules=["k_proj", "o_proj", "up_proj"], task_type="CAUSAL_LM")
     model = get_peft_model(copy.deepcopy(start_model), lora).eval()
@@ -368,7 +381,7 @@ def test_loop_is_chosen_by_device_and_architecture(tiny_model: Qwen3ForCausalLM)
     config = LlamaConfig(vocab_size=1500, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
     other = LlamaForCausalLM(config).eval()
     assert len(engine(other).generate(requests(2))) == 2
-    with pytest.raises(EngineError, match="the graphed loop knows Qwen3 only, not LlamaForCausalLM; use loop='dynamic'"):
+    with pytest.raises(EngineError, match="the graphed loop knows Qwen3 with full attention .*, not this LlamaForCausalLM"):
         engine(other, loop="graphed").generate(requests(2))
 
 

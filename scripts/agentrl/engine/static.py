@@ -8,12 +8,12 @@ Not the engine of a CPU: there the dynamic loop is as fast and its bytes are the
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import torch
 
 from agentrl.config import Decoding
-from agentrl.engine.base import Answer, Request, Sample
+from agentrl.engine.base import Request, Sample
 from agentrl.engine.forward import Forward
 from agentrl.engine.slots import Slots
 
@@ -59,8 +59,12 @@ class StaticLoop:
         return self.forward.compiled
 
     @torch.no_grad()
-    def serve(self, requests: Sequence[Request], uniforms: Uniforms, answer: Answer) -> None:
-        """Sample rows until each has ended (`engine.base.serve`). Raises RuntimeError where the device or the logits fail."""
+    def serve(self, requests: Sequence[Request], uniforms: Uniforms) -> Generator[tuple[int, Sample], Request | None, None]:
+        """Sample rows until each has ended: yields a row's number and its newest sample, and is sent the row's next request or None.
+
+        Raises:
+            RuntimeError: the device or the logits failed.
+        """
         if not self.forward.refresh():
             self._drop()
         waiting = deque(enumerate(requests))
@@ -87,7 +91,7 @@ class StaticLoop:
             for slot, sample in self._ended(slots, rows, holds).items():
                 row, _ = holds.pop(slot)
                 del steps[slot]
-                following = answer(row, sample)
+                following = yield row, sample
                 if following is not None:
                     waiting.append((row, following))
             if not waiting and holds and rows > 2 and 2 * len(holds) <= rows:

@@ -83,13 +83,16 @@ class TransformersEngine:
         if self.loop == "dynamic":
             serve_in_rounds(self, requests, answer)
             return
-
-        def following(row: int, sample: Sample) -> Request | None:
-            request = answer(row, sample)
-            return None if request is None else _checked(request)
-
+        following = None
         with self._faults(len(requests)):
-            self._static().serve([_checked(request) for request in requests], _uniforms, following)
+            turns = self._static().serve([_checked(request) for request in requests], _uniforms)
+        while True:
+            with self._faults(len(requests)):  # not around `answer`, whose faults are not the engine's
+                try:
+                    row, sample = turns.send(following and _checked(following))
+                except StopIteration:
+                    return
+            following = answer(row, sample)
 
     @contextmanager
     def _faults(self, rows: int) -> Iterator[None]:
@@ -104,7 +107,10 @@ class TransformersEngine:
         """The static loop over the model as it is now; training hands over the same model before every batch."""
         if self.static is None or self.static.model is not self.model:
             if not supported(self.model):
-                raise EngineError(f"the {self.loop} loop knows Qwen3 only, not {type(base_model(self.model)).__name__}; use loop='dynamic'")
+                kind = type(base_model(self.model)).__name__
+                raise EngineError(
+                    f"the {self.loop} loop knows Qwen3 with full attention under plain LoRA or none, not this {kind}; use loop='dynamic'"
+                )
             graphs, compiled = self.model.device.type == "cuda", self.loop == "compiled"
             self.static = StaticLoop(self.model, self.decoding, self.stop_ids, self.pad_id, self.most, compiled, graphs)
         return self.static
