@@ -381,7 +381,7 @@ def test_loop_is_chosen_by_device_and_architecture(tiny_model: Qwen3ForCausalLM)
     config = LlamaConfig(vocab_size=1500, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
     other = LlamaForCausalLM(config).eval()
     assert len(engine(other).generate(requests(2))) == 2
-    with pytest.raises(EngineError, match="the graphed loop knows Qwen3 with full attention .*, not this LlamaForCausalLM"):
+    with pytest.raises(EngineError, match=r"the graphed loop knows Qwen3 with full attention .*, not this LlamaForCausalLM"):
         engine(other, loop="graphed").generate(requests(2))
 
 
