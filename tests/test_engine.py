@@ -28,7 +28,7 @@ from agentrl.config import Decoding
 from agentrl.engine import static
 from agentrl.engine.base import EngineError, Request, Sample, serve
 from agentrl.engine.forward import Cache, Forward, supported
-from agentrl.engine.sampling import candidates, choose, truncate
+from agentrl.engine.sampling import CHUNK, candidates, choose, truncate
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.engine.slots import Slots
 from agentrl.engine.transformers import Loop, TransformersEngine
@@ -338,6 +338,12 @@ def test_static_loop_samples_from_the_weights_as_they_are(tiny_model: Qwen3ForCa
         weight.data = weight.data.clone()
     static.generate(rows)
     assert static.static.slots is not held
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "base_layer" in name:
+                weight.mul_(1.5)
+    changed = engine(model, FREE, [1509], "dynamic").generate(rows)
+    assert [sample.ids for sample in static.generate(rows)] == [sample.ids for sample in changed]
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="PyTorch compiles for a CPU with g++, which is not there")
@@ -438,13 +444,14 @@ def test_truncation_agrees_with_transformers() -> None:
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("vocabulary", [3000, 160 * CHUNK])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_candidates_change_no_choice(dtype: torch.dtype) -> None:
+def test_candidates_change_no_choice(dtype: torch.dtype, vocabulary: int) -> None:
     """In BF16 about three ids are tied with the 20th."""
     generator = torch.Generator().manual_seed(5)
     narrowed = 0
     for decoding in decodings(150):
-        logits = (torch.randn(8, 3000, generator=generator) * 2).to(dtype)
+        logits = (torch.randn(8, vocabulary, generator=generator) * 2).to(dtype)
         uniforms = torch.rand(8, generator=generator, dtype=torch.float64)
         ids, logprobs = choose(logits, decoding, uniforms)
         found, scores = choose(logits, decoding, uniforms, narrow=True)
