@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import IA3Config, LoraConfig, get_peft_model
 from scipy import stats
 from torch._dynamo.exc import InternalTorchDynamoError
 from transformers import (
@@ -299,12 +299,14 @@ def test_merged_and_disabled_adapters_act_as_in_the_model(start_model: Qwen3ForC
     assert ids(static_.generate(rows)) == adapted
 
 
-@pytest.mark.parametrize("odd", [{"lora_dropout": 0.1}, {"use_dora": True}, {"target_modules": ["q_proj", "lm_head"]}])
+@pytest.mark.parametrize("odd", [{"lora_dropout": 0.1}, {"use_dora": True}, {"lora_bias": True}, {"target_modules": ["q_proj", "lm_head"]}])
 def test_other_adapters_are_left_to_the_dynamic_loop(tiny_model: Qwen3ForCausalLM, odd: dict) -> None:
     settings = {"r": 4, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"} | odd
     model = get_peft_model(copy.deepcopy(tiny_model), LoraConfig(**settings)).eval()
     assert supported(tiny_model)
     assert supported(model) == ("target_modules" in odd)  # a head with an adapter is called as the module it is
+    other = IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"], task_type="CAUSAL_LM")
+    assert not supported(get_peft_model(copy.deepcopy(tiny_model), other))
 
 
 def test_static_loop_keeps_its_slots_but_not_what_was_in_them(tiny_model: Qwen3ForCausalLM) -> None:

@@ -1,17 +1,19 @@
 """A Qwen3's forward pass over slots: every token at its own row and position, no padding mask, nothing read back by the host.
 
-transformers' own pass grows a cache or masks a padded one, and launches some two thousand kernels a step. Here a layer is two functions
-with attention between them, both the same for a prompt's tokens and for one token a row. Projections that read the same input are one
-product, LoRA's included: `A` is appended to the weight, `B` follows as one block-diagonal product, both in the policy's dtype as under
-the trainer's autocast. Equality with transformers' forward is tested.
+transformers' own pass grows a cache or masks a padded one, and launches some two thousand kernels a step. Here a layer is what comes
+before and what comes after its attention, the same for a prompt's tokens and for one token a row. Projections that read the same input
+are one product, LoRA's included: `A` is appended to the weight, `B` follows as one block-diagonal product, both in the policy's dtype as
+under the trainer's autocast. Equality with transformers' forward is tested.
 """
 
 import inspect
 import logging
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
+from peft.tuners.lora import Linear as LoraLinear
 from torch._dynamo.exc import TorchDynamoException
 from torch.nn.functional import linear, scaled_dot_product_attention
 from transformers import PreTrainedModel, Qwen3ForCausalLM
@@ -83,10 +85,11 @@ def _parts(layer: torch.nn.Module) -> tuple[list[Any], ...]:
 
 
 def _plain(part: Any) -> bool:
-    base = getattr(part, "base_layer", part)
-    dropouts = getattr(part, "lora_dropout", {}).values()
-    variants = getattr(part, "lora_variant", {})
-    return type(base) is torch.nn.Linear and base.bias is None and not variants and all(type(d) is torch.nn.Identity for d in dropouts)
+    if isinstance(part, LoraLinear):
+        odd = [part.lora_variant, *(up.bias is not None for up in part.lora_B.values())]
+        odd += [type(dropout) is not torch.nn.Identity for dropout in part.lora_dropout.values()]
+        return not any(odd) and _plain(part.base_layer)
+    return type(part) is torch.nn.Linear and part.bias is None
 
 
 def weights(layer: torch.nn.Module) -> Weights:
@@ -131,7 +134,7 @@ class _Adapter(NamedTuple):
 
 def _adapters(part: Any) -> list[_Adapter]:
     """The adapters in effect, as PEFT's own forward applies them."""
-    if not hasattr(part, "lora_A") or part.disable_adapters or part.merged:
+    if not isinstance(part, LoraLinear) or part.disable_adapters or part.merged:
         return []
     names = [name for name in part.active_adapters if name in part.lora_A]
     return [_Adapter(part.lora_A[name].weight, part.lora_B[name].weight, part.scaling[name]) for name in names]
@@ -274,7 +277,8 @@ class Forward:
         self.before, self.between, self.after, self.choose, self.attend = before, between, after, choose, attend
         if compiled:
             self.before, self.between, self.after, self.choose = map(torch.compile, (before, between, after, choose))
-            if self.base.device.type == "cuda":
+            size = self.base.config.head_dim
+            if self.base.device.type == "cuda" and find_spec("triton") and size >= 16 and size.bit_count() == 1:
                 from agentrl.engine.attention import attend as kernel  # Triton comes with PyTorch's CUDA builds
 
                 self.attend = kernel
@@ -297,9 +301,9 @@ class Forward:
 
     def _state(self) -> Any:
         """What graphs and copies depend on: where each weight lies, which frozen ones were written to, which adapters are in effect."""
-        weights = [(part.data_ptr(), None if "lora_" in name else part._version) for name, part in self.model.named_parameters()]  # noqa: SLF001
+        lie = [(part.data_ptr(), None if "lora_" in name else part._version) for name, part in self.model.named_parameters()]  # noqa: SLF001
         parts = [part for layer in self.base.model.layers for group in _parts(layer) for part in group]
-        return weights, [len(_adapters(part)) for part in parts]
+        return lie, [len(_adapters(part)) for part in parts]
 
     def decode(self, ids: torch.Tensor, positions: torch.Tensor, cache: Cache) -> torch.Tensor:
         """One token for each of the first slots.
