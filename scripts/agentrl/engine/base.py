@@ -76,6 +76,13 @@ def serve_in_rounds(engine: Engine, requests: Sequence[Request], answer: Answer)
         running = {row: request for row, request in following.items() if request is not None}
 
 
+def serve_once(engine: Engine, requests: Sequence[Request]) -> list[Sample]:
+    """`generate` for an engine with a queue: one sample a row, in request order."""
+    samples: dict[int, Sample] = {}
+    serve(engine, requests, samples.__setitem__)
+    return [samples[row] for row in range(len(requests))]
+
+
 def rows_at_once(engine: Engine, batch_size: int) -> int:
     """How many rows to hand over together: the configured batch, or as many as an engine queues itself."""
     return max(batch_size, getattr(engine, "queue", 0))

@@ -6,7 +6,6 @@ are one product, LoRA's included: `A` is appended to the weight, `B` follows as 
 under the trainer's autocast. Equality with transformers' forward is tested.
 """
 
-import inspect
 import logging
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -71,11 +70,6 @@ def supported(model: torch.nn.Module) -> bool:
     if not isinstance(base, Qwen3ForCausalLM) or set(base.config.layer_types) != {"full_attention"}:
         return False
     return all(_plain(part) for layer in base.model.layers for parts in _parts(layer) for part in parts)
-
-
-def cache_keyword(base: PreTrainedModel) -> str:
-    """What this transformers release calls the cache: `past_key_values` up to 5.23 or so, deprecated for `cache` by 5.24."""
-    return "cache" if "cache" in inspect.signature(type(base).forward).parameters else "past_key_values"
 
 
 def _parts(layer: torch.nn.Module) -> tuple[list[Any], ...]:
@@ -274,7 +268,7 @@ class Forward:
 
     def __init__(self, model: torch.nn.Module, compiled: bool) -> None:
         self.model, self.base, self.compiled = model, base_model(model), compiled
-        self.before, self.between, self.after, self.choose, self.attend = before, between, after, choose, attend
+        self._as_written()
         if compiled:
             self.before, self.between, self.after, self.choose = map(torch.compile, (before, between, after, choose))
             size = self.base.config.head_dim
@@ -284,6 +278,9 @@ class Forward:
                 self.attend = kernel
         self.products: list[Weights] = []
         self.seen: Any = None
+
+    def _as_written(self) -> None:
+        self.before, self.between, self.after, self.choose, self.attend = before, between, after, choose, attend
 
     def refresh(self) -> bool:
         """Take over weights and adapters as they are now.
@@ -354,7 +351,7 @@ class Forward:
         except TorchDynamoException as error:
             _log.warning("layers cannot be compiled here and run uncompiled, more slowly: %s", str(error).strip().splitlines()[0])
             self.compiled = False
-            self.before, self.between, self.after, self.choose, self.attend = before, between, after, choose, attend
+            self._as_written()
             return self._pass(hidden, place, cache, mix)
 
     def _pass(self, hidden: torch.Tensor, place: Place, cache: Cache, mix: Mix) -> torch.Tensor:
@@ -363,7 +360,7 @@ class Forward:
         new = self.before(*layers[0], hidden, place)
         for index, (layer, products, keys, values) in enumerate(layers):
             mixed = mix(new, keys, values, layer.self_attn.scaling).flatten(1)
-            self._any_number(hidden, mixed, *place)
+            self._any_number(hidden, mixed)
             if index + 1 < len(layers):
                 hidden, new = self.between(layer, products, *layers[index + 1], hidden, mixed, place)
             else:

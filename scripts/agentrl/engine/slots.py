@@ -26,7 +26,7 @@ class Slots:
     """
 
     def __init__(self, base: PreTrainedModel, decoding: Decoding, stop_ids: torch.Tensor, count: int, length: int) -> None:
-        self.base, self.decoding, self.count, self.length = base, decoding, count, length
+        self.decoding, self.count, self.length = decoding, count, length
         device, config = base.device, base.config
         self.stop_ids = stop_ids.to(device)
         shape = (count, config.num_key_value_heads, length, config.head_dim)

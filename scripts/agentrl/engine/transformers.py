@@ -5,6 +5,7 @@ every row has its own budget, and a finished row leaves the batch at once. There
 architecture, and `static` for Qwen3 on a GPU, which `scripts/benchmark.py` measures beside it.
 """
 
+import inspect
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -14,8 +15,8 @@ import transformers
 from transformers import DynamicCache, PreTrainedModel
 
 from agentrl.config import Decoding
-from agentrl.engine.base import Answer, EngineError, Request, Sample, serve_in_rounds
-from agentrl.engine.forward import base_model, cache_keyword, supported
+from agentrl.engine.base import Answer, EngineError, Request, Sample, serve_in_rounds, serve_once
+from agentrl.engine.forward import base_model, supported
 from agentrl.engine.sampling import choose
 from agentrl.engine.static import MAX_SLOTS, StaticLoop
 from agentrl.seeding import stream
@@ -70,9 +71,7 @@ class TransformersEngine:
     def generate(self, requests: Sequence[Request]) -> list[Sample]:
         """Sample every request as one batch."""
         if self.loop != "dynamic":
-            samples: dict[int, Sample] = {}
-            self.serve(requests, samples.__setitem__)
-            return [samples[row] for row in range(len(requests))]
+            return serve_once(self, requests)
         if not requests:
             return []
         with self._faults(len(requests)):
@@ -124,7 +123,7 @@ class TransformersEngine:
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         rows = torch.arange(len(requests))  # rows still running, by request index
         cache = DynamicCache(config=self.model.config)
-        cached = {cache_keyword(base_model(self.model)): cache}
+        cached = {_cache_keyword(base_model(self.model)): cache}
         sampled: list[list[int]] = [[] for _ in requests]
         logprobs: list[list[float]] = [[] for _ in requests]
         finish: list[str] = ["length"] * len(requests)
@@ -160,6 +159,11 @@ class TransformersEngine:
         masks = [[0] * (width - len(r.context)) + [1] * len(r.context) for r in requests]
         device = self.model.device
         return torch.tensor(rows, device=device), torch.tensor(masks, device=device)
+
+
+def _cache_keyword(base: PreTrainedModel) -> str:
+    """What this transformers release calls the cache: `past_key_values` up to 5.23 or so, deprecated for `cache` by 5.24."""
+    return "cache" if "cache" in inspect.signature(type(base).forward).parameters else "past_key_values"
 
 
 def _checked(request: Request) -> Request:

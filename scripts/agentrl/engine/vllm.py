@@ -33,7 +33,7 @@ from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
 
 from agentrl.config import Decoding, Model
-from agentrl.engine.base import Answer, EngineError, Request, Sample
+from agentrl.engine.base import Answer, EngineError, Request, Sample, serve_once
 from agentrl.manifest import read_json
 from agentrl.seeding import stream
 
@@ -120,9 +120,7 @@ class VllmEngine:
 
     def generate(self, requests: Sequence[Request]) -> list[Sample]:
         """Sample every request once; results in request order."""
-        samples: dict[int, Sample] = {}
-        self.serve(requests, samples.__setitem__)
-        return [samples[row] for row in range(len(requests))]
+        return serve_once(self, requests)
 
     def serve(self, requests: Sequence[Request], answer: Answer) -> None:
         """Sample rows until each has ended; a row's next request joins the batch at once (`engine.base.serve`)."""
