@@ -5,19 +5,19 @@
 
 PYTHON ?= python3
 REQUIREMENTS := envs/cpu.txt
-CONTRACT := envs/contract.txt
+TEST_ONLY := envs/test-only.txt
 VENV := .venv
 
 # "HASH HASH HASH INTERPRETER", empty if PYTHON is missing or too old. Hashes are of contents, so that neither `touch` nor a fresh clone
 # matters; the interpreter is the one beneath an activated environment, because .venv is deleted before it is rebuilt.
 IDENTITY := $(shell $(PYTHON) -c 'import hashlib, os, sys; read = lambda name: open(name, "rb").read(); \
   sys.version_info >= (3, 11) and print(*(hashlib.sha256(sys.version.encode() + part).hexdigest()[:16] for part in ( \
-  read("$(REQUIREMENTS)"), read("pyproject.toml") + os.getcwd().encode(), read("$(CONTRACT)"))), sys._base_executable)' 2>/dev/null)
+  read("$(REQUIREMENTS)"), read("pyproject.toml") + os.getcwd().encode(), read("$(TEST_ONLY)"))), sys._base_executable)' 2>/dev/null)
 STAMP := $(VENV)/.installed-$(or $(word 1,$(IDENTITY)),never)
 # The Snakemake plugin in plugins/, installed as the path of this folder: again if that moves, or if pyproject.toml changes.
 PLUGIN_STAMP := $(VENV)/.plugin-$(or $(word 2,$(IDENTITY)),never)
 # Only for tests, outside the environment's packages: nothing else may import it.
-CONTRACT_STAMP := $(VENV)/contract/.installed-$(or $(word 3,$(IDENTITY)),never)
+TEST_ONLY_STAMP := $(VENV)/test-only/.installed-$(or $(word 3,$(IDENTITY)),never)
 
 # Two makes at once: the second waits, then finds the stamp. Without flock (macOS) run one at a time.
 LOCKED := $(if $(shell command -v flock),flock $(REQUIREMENTS))
@@ -54,7 +54,7 @@ demo-seeds: $(PLUGIN_STAMP)
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/snakemake --profile profiles/demo --config study=demo-seeds "tasks={seed: 31}" \
 	  "training={seeds: [31, 32, 33, 34, 35]}" "evaluation={trials: 4}" "demo_policy={sft: {seed: 31}}"
 
-test: $(PLUGIN_STAMP) $(CONTRACT_STAMP)
+test: $(PLUGIN_STAMP) $(TEST_ONLY_STAMP)
 	@$(VENV)/bin/ruff check .
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/python -m pytest -m "not slurm"
 
@@ -81,5 +81,5 @@ PIP_INSTALL := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check
 $(PLUGIN_STAMP): $(STAMP)
 	@$(LOCKED) sh -ec 'test ! -e $@ || exit 0; $(PIP_INSTALL) --no-build-isolation -e .; rm -f $(VENV)/.plugin-*; touch $@'
 
-$(CONTRACT_STAMP): $(STAMP)
-	@$(LOCKED) sh -ec 'test ! -e $@ || exit 0; rm -rf $(@D); $(PIP_INSTALL) --target $(@D) -r $(CONTRACT); touch $@'
+$(TEST_ONLY_STAMP): $(STAMP)
+	@$(LOCKED) sh -ec 'test ! -e $@ || exit 0; rm -rf $(@D); $(PIP_INSTALL) --target $(@D) -r $(TEST_ONLY); touch $@'

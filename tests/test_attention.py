@@ -10,7 +10,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
-CONTRACT = Path(sys.prefix) / "contract"
+TEST_ONLY = Path(sys.prefix) / "test-only"
 """Where `make test` installs what only tests need."""
 
 COMPARE = """
@@ -43,9 +43,9 @@ def test_kernel_equals_plain_attention() -> None:
     """Rows of one key and of all, heads that share keys, parts without keys, cached garbage behind a row's end."""
     cuda = torch.cuda.is_available()
     interpreter = {} if cuda else {"TRITON_INTERPRET": "1"}
-    if not cuda and not (CONTRACT / "triton").is_dir():
-        pytest.skip(f"{CONTRACT / 'triton'} is missing; pip install --no-deps --target {CONTRACT} -r envs/contract.txt")
-    path = os.pathsep.join([str(ROOT / "scripts"), *([] if cuda else [str(CONTRACT)])])
+    if not cuda and not (TEST_ONLY / "triton").is_dir():
+        pytest.skip(f"{TEST_ONLY / 'triton'} is missing; pip install --no-deps --target {TEST_ONLY} -r envs/test-only.txt")
+    path = os.pathsep.join([str(ROOT / "scripts"), *([] if cuda else [str(TEST_ONLY)])])
     for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 0.02))[: 1 + cuda]:  # the interpreter has no bfloat16
         command = [sys.executable, "-c", COMPARE, "cuda" if cuda else "cpu", dtype]
         run = subprocess.run(command, env=os.environ | interpreter | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)

@@ -1,6 +1,6 @@
 """Determined's own client reads every answer of the double, and would send what the executor sends.
 
-The bindings are one file of PyPI's `determined` (envs/contract.txt). It is loaded by its path: the package around it imports 27 others.
+The bindings are one file of PyPI's `determined` (envs/test-only.txt). It is loaded by its path: the package around it imports 27 others.
 """
 
 import importlib.util
@@ -20,14 +20,14 @@ from snakemake_executor_plugin_determined.client import SALT, Client
 from snakemake_executor_plugin_determined.command import configuration
 from snakemake_executor_plugin_determined.master import Master
 
-CONTRACT = Path(os.environ.get("DETERMINED_CONTRACT", Path(sys.prefix) / "contract"))
+CONTRACT = Path(os.environ.get("DETERMINED_CONTRACT", Path(sys.prefix) / "test-only"))
 
 
 @pytest.fixture(scope="module")
 def bindings() -> ModuleType:
     path = CONTRACT / "determined/common/api/bindings.py"
     if not path.exists():
-        pytest.skip(f"{path} is missing; pip install --no-deps --target {CONTRACT} -r envs/contract.txt")
+        pytest.skip(f"{path} is missing; pip install --no-deps --target {CONTRACT} -r envs/test-only.txt")
     spec = importlib.util.spec_from_file_location("determined_bindings", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules["determined_bindings"] = module
