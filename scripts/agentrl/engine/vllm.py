@@ -107,6 +107,7 @@ class VllmEngine:
                 disable_log_stats=True,
                 trust_remote_code=False,
                 load_format="safetensors",
+                kernel_config={"enable_flashinfer_autotune": False},  # no kernel of FlashInfer's is used
                 **memory,
                 **({"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": _rank(beside.rank)} if beside else {}),
             )
