@@ -377,7 +377,7 @@ def test_layers_that_cannot_be_compiled_run_as_they_are(
     def refuse(*_: object) -> None:
         raise InternalTorchDynamoError("no C compiler found")
 
-    monkeypatch.setattr(torch, "compile", lambda _, **__: refuse)
+    monkeypatch.setattr(torch, "compile", lambda _: refuse)
     compiled, rows = engine(tiny_model, loop="compiled"), requests(3)
     assert compiled.generate(rows) == engine(tiny_model, loop="graphed").generate(rows)
     assert caplog.messages == ["layers cannot be compiled here and run uncompiled, more slowly: no C compiler found"]

@@ -23,8 +23,6 @@ from agentrl.engine.sampling import choose
 _log = logging.getLogger(__name__)
 RECOMPILATIONS = 64
 """Dynamo's default of 8 would fall back to uncompiled layers without a word."""
-FEW_TOKENS, SMALL_RANK = 32, 64
-"""Up to so many tokens and below such a rank LoRA's `B` is not a product of its own: launching one takes longer, in 112 places a step."""
 
 
 class Product(NamedTuple):
@@ -142,15 +140,7 @@ def project(product: Product, given: torch.Tensor) -> torch.Tensor:
     if product.up is None:
         return found
     outputs = product.up.shape[1]
-    found, low = found[:, :outputs], found[:, outputs:]
-    if torch.compiler.is_compiling() and len(given) <= FEW_TOKENS and len(product.up) < SMALL_RANK:
-        return add(found, _unrolled(low, product.up))
-    return add(found, low @ product.up)
-
-
-def _unrolled(low: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """`low @ up` term by term, (tokens, rank) and (rank, outputs): no kernel of its own, the compiler joins it with what follows."""
-    return (low.unsqueeze(-1).float() * up.float()).sum(1).to(low.dtype)
+    return add(found[:, :outputs], found[:, outputs:] @ product.up)
 
 
 def add(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -280,9 +270,7 @@ class Forward:
         self.model, self.base, self.compiled = model, base_model(model), compiled
         self._as_written()
         if compiled:
-            unrolled = {"unroll_reductions_threshold": SMALL_RANK}
-            self.before, self.between, self.after = (torch.compile(part, options=unrolled) for part in (before, between, after))
-            self.choose = torch.compile(choose)
+            self.before, self.between, self.after, self.choose = map(torch.compile, (before, between, after, choose))
             size = self.base.config.head_dim
             if self.base.device.type == "cuda" and find_spec("triton") and size >= 16 and size.bit_count() == 1:
                 from agentrl.engine.attention import attend as kernel  # Triton comes with PyTorch's CUDA builds
