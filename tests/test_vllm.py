@@ -272,6 +272,18 @@ def test_too_little_gpu_memory_is_said_before_anything_is_loaded(fake: type[Fake
     assert fake.made["gpu_memory_utilization"] == pytest.approx(0.45)
 
 
+@pytest.mark.parametrize(("free", "limited"), [(100, True), (3.5, False)])
+def test_evaluation_takes_cache_for_its_rows_where_there_is_more(
+    fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, free: float, limited: bool
+) -> None:
+    gpu = CPU.model_copy(update={"device": "cuda", "dtype": "bfloat16"})
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (int(free * 2**30), 100 * 2**30))
+    opened(section=gpu)
+    token = 2 * 2 * 2 * 32 * 2  # keys and values, layers, heads, width, bytes
+    assert ("kv_cache_memory_bytes" in fake.made) is limited
+    assert not limited or token * 512 * 2048 < fake.made["kv_cache_memory_bytes"] < token * 512 * 2048 * 1.1
+
+
 def test_a_rank_above_vllm_s_is_refused(fake: type[FakeLLM]) -> None:
     with pytest.raises(EngineError, match=r"training\.lora\.r: 600 is above vLLM's largest, 512"):
         opened(rows=4, length=1000, rank=600)

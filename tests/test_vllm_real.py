@@ -17,6 +17,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; the CPU build would take most of the memory
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -276,6 +277,23 @@ def test_agent_episodes_under_both_engines(
         if not GPU and not decoding.temperature:
             assert [t.completion_ids for t in played[0]] == [t.completion_ids for t in played[1]]
             assert measures(played[0]) == measures(played[1])
+
+
+def test_both_engines_succeed_equally_often(
+    engines: Engines, model: PreTrainedModel, policy_chat: ChatProtocol, micro_config: Study, micro_tasks: list[Task]
+) -> None:
+    """Strict successes, task by task: rows are random streams of two kinds, so episodes differ, rates must not."""
+    trials, wins = 100, []
+    for engine in (engines.under(PILOT), TransformersEngine(model, PILOT, policy_chat.stop_ids, 0)):
+        rollout = Rollout(engine, policy_chat, micro_config.protocol)
+        played = [t for batch in episodes(rollout, micro_tasks, trials, 64, "baseline", 0, 42) for t in batch]
+        wins.append([sum(t.outcome.strict for t in played if t.key.task == task.id) for task in micro_tasks])
+    mine, theirs = map(np.array, wins)
+    pooled = (mine + theirs) / (2 * trials)
+    spread = np.sqrt(2 * trials * (pooled * (1 - pooled)).sum())
+    chance = 2 * stats.norm.sf(abs(mine.sum() - theirs.sum()) / spread)
+    print(f"\nstrict of {trials * len(micro_tasks)}: vllm {mine.sum()}, transformers {theirs.sum()}, p {chance:.3g}")
+    assert chance > 1e-3
 
 
 def test_after_a_sync_it_samples_from_the_adapter_and_before_it_does_not(engines: Engines) -> None:

@@ -70,14 +70,15 @@ def _same(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> dict[str
 
 
 def tables(content: dict[str, Any]) -> str:
-    """Markdown of one result."""
+    """Markdown of one result; `remarks` are written into the file by hand."""
     machine, cells = content["machine"], content["cells"]
     speed = content["bandwidth"].get("bytes_per_second")
     where = f"{machine['gpu']}, driver {machine.get('driver', '-')}, CUDA {machine.get('cuda', '-')}"
     if speed:
         where += f", copy bandwidth {speed / 1e12:.2f} TB/s (read and written)"
     head = ["# Speed of decoding and of a GRPO step", "", where, "", *_notes(content), ""]
-    return "\n".join([*head, *_speed(cells), *_profiles(cells), *_training(cells)])
+    remarks = [f"- {remark}" for remark in content.get("remarks", [])]
+    return "\n".join([*head, *_speed(cells), *_profiles(cells), *_training(cells), *remarks, *([""] if remarks else [])])
 
 
 def _notes(content: dict[str, Any]) -> list[str]:

@@ -231,21 +231,28 @@ def _rank(rank: int) -> int:
         raise EngineError(f"training.lora.r: {rank} is above vLLM's largest, {RANKS[-1]}; set model.engine to transformers") from None
 
 
-def cache_bytes(shape: dict[str, Any], section: Model, beside: Beside, length: int) -> int:
-    """KV cache for every row of a step at full length: 2 x layers x KV heads x head width x bytes of a number, per token."""
+def cache_bytes(shape: dict[str, Any], section: Model, rows: int, length: int) -> int:
+    """KV cache for so many rows at full length: 2 x layers x KV heads x head width x bytes of a number, per token."""
     heads = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
     token = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * heads * (2 if section.dtype == "bfloat16" else 4)
-    return int(token * BLOCK * (beside.rows * (ceil(length / BLOCK) + 1) + 1))
+    return int(token * BLOCK * (rows * (ceil(length / BLOCK) + 1) + 1))
 
 
 def _memory(folder: Path, shape: dict[str, Any], section: Model, beside: Beside | None, length: int) -> dict[str, Any]:
-    """Memory arguments of vLLM. Raises `EngineError` where the GPU has too little left."""
-    cache = {"kv_cache_memory_bytes": cache_bytes(shape, section, beside, length)} if beside else {}
+    """Memory arguments of vLLM: a cache for every row at full length; without a trainer what is free, if that is less.
+
+    More is not only wasted: vLLM lists the blocks of its cache one by one, 20 s for the 125 GiB of an H200 and a policy of 0.6 million
+    parameters.
+
+    Raises:
+        EngineError: the GPU has too little left.
+    """
+    cache = cache_bytes(shape, section, beside.rows if beside else MAX_ROWS, length)
     if section.device == "cpu":
-        return cache
+        return {"kv_cache_memory_bytes": cache} if beside else {}
     free, total = torch.cuda.mem_get_info()
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    needed = weights + cache.get("kv_cache_memory_bytes", 0) + WORKSPACE
+    needed = weights + WORKSPACE + (cache if beside else 0)
     if needed > free:
         name, gib = torch.cuda.get_device_name(), 2**30
         raise EngineError(
@@ -253,4 +260,5 @@ def _memory(folder: Path, shape: dict[str, Any], section: Model, beside: Beside 
             f"{free / gib:.1f} of {total / gib:.1f} GiB are free on {name}; "
             "free the GPU, lower training.batch_size, or set model.engine to transformers"
         )
-    return {"gpu_memory_utilization": SHARE * free / total, **cache}
+    share = {"gpu_memory_utilization": SHARE * free / total}
+    return share | {"kv_cache_memory_bytes": cache} if beside or weights + WORKSPACE + cache <= SHARE * free else share
