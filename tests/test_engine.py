@@ -27,7 +27,8 @@ from transformers import (
 from agentrl.config import Decoding
 from agentrl.engine import static
 from agentrl.engine.base import EngineError, Request, Sample, serve
-from agentrl.engine.forward import Cache, Forward, supported
+from agentrl.engine.forward import Cache, Forward
+from agentrl.engine.products import supported
 from agentrl.engine.sampling import CHUNK, candidates, choose, truncate
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.engine.slots import Slots

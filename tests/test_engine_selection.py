@@ -13,8 +13,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from agentrl.config import Model
 from agentrl.engine import selection
 from agentrl.engine.base import EngineError
-from agentrl.engine.forward import supported
 from agentrl.engine.loading import open_engine, trained_model
+from agentrl.engine.products import supported
 from agentrl.engine.selection import Choice, allowed, choose
 from agentrl.engine.transformers import TransformersEngine
 from agentrl.manifest import read_json

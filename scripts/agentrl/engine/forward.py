@@ -1,47 +1,26 @@
 """A Qwen3's forward pass over slots: every token at its own row and position, no padding mask, nothing read back by the host.
 
 transformers' own pass grows a cache or masks a padded one, and launches some two thousand kernels a step. Here a layer is what comes
-before and what comes after its attention, the same for a prompt's tokens and for one token a row. Projections that read the same input
-are one product, LoRA's included: `A` is appended to the weight, `B` follows as one block-diagonal product, both in the policy's dtype as
-under the trainer's autocast. Equality with transformers' forward is tested.
+before and what comes after its attention, the same for a prompt's tokens and for one token a row; its projections are `products`. Equality
+with transformers' forward is tested.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
-from peft.tuners.lora import Linear as LoraLinear
 from torch._dynamo.exc import TorchDynamoException
-from torch.nn.functional import linear, scaled_dot_product_attention
-from transformers import PreTrainedModel, Qwen3ForCausalLM
+from torch.nn.functional import scaled_dot_product_attention
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
+from agentrl.engine.products import Weights, adapt, add, base_model, in_effect, project, weights
 from agentrl.engine.sampling import choose
 
 _log = logging.getLogger(__name__)
 RECOMPILATIONS = 64
 """Dynamo's default of 8 would fall back to uncompiled layers without a word."""
-
-
-class Product(NamedTuple):
-    """Linear layers that read the same input, as one."""
-
-    weight: torch.Tensor
-    """(outputs + rank, inputs): the layers' weights one below the other, then each adapter's `A`."""
-    up: torch.Tensor | None
-    """(rank, outputs): each adapter's `B`, scaled and transposed, zeros elsewhere; None without adapters."""
-
-
-class Weights(NamedTuple):
-    """The products of one layer."""
-
-    qkv: Product
-    out: Product
-    gate_up: Product
-    down: Product
-
 
 Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Query, key and value of the tokens of one pass (`before`)."""
@@ -57,98 +36,6 @@ class Place(NamedTuple):
     cos: torch.Tensor
     """(tokens, head_dim)"""
     sin: torch.Tensor
-
-
-def base_model(model: torch.nn.Module) -> PreTrainedModel:
-    """The transformers model beneath an adapter, LoRA layers in place."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[return-value, operator]
-
-
-def supported(model: torch.nn.Module) -> bool:
-    """Whether this module knows the model: Qwen3 with full attention in every layer and plain projections, under plain LoRA or none."""
-    base = base_model(model)
-    if not isinstance(base, Qwen3ForCausalLM) or set(base.config.layer_types) != {"full_attention"}:
-        return False
-    return all(_plain(part) for layer in base.model.layers for parts in _parts(layer) for part in parts)
-
-
-def _parts(layer: torch.nn.Module) -> tuple[list[Any], ...]:
-    """The layers of each product, in the order of `Weights`."""
-    attention, mlp = layer.self_attn, layer.mlp
-    return [attention.q_proj, attention.k_proj, attention.v_proj], [attention.o_proj], [mlp.gate_proj, mlp.up_proj], [mlp.down_proj]  # type: ignore[union-attr]
-
-
-def _plain(part: Any) -> bool:
-    if isinstance(part, LoraLinear):
-        odd = [part.lora_variant, *(up.bias is not None for up in part.lora_B.values())]
-        odd += [type(dropout) is not torch.nn.Identity for dropout in part.lora_dropout.values()]
-        return not any(odd) and _plain(part.base_layer)
-    return type(part) is torch.nn.Linear and part.bias is None
-
-
-def weights(layer: torch.nn.Module) -> Weights:
-    """The products of a decoder layer: copies, but for a lone projection without an adapter. Adapters are filled in by `adapt`."""
-    return Weights(*map(_product, _parts(layer)))
-
-
-def _product(parts: Sequence[Any]) -> Product:
-    bases = [getattr(part, "base_layer", part).weight.detach() for part in parts]
-    adapters = [adapter for part in parts for adapter in _adapters(part)]
-    if not adapters:
-        return Product(bases[0] if len(bases) == 1 else torch.cat(bases), None)
-    rank, outputs = sum(len(adapter.down) for adapter in adapters), sum(map(len, bases))
-    return Product(torch.cat([*bases, bases[0].new_zeros(rank, bases[0].shape[1])]), bases[0].new_zeros(rank, outputs))
-
-
-def adapt(layer: torch.nn.Module, products: Weights) -> None:
-    """Write a layer's adapters into its products as they are now."""
-    for parts, product in zip(_parts(layer), products, strict=True):
-        if product.up is None:
-            continue
-        outputs, start, row = product.up.shape[1], 0, 0
-        for part in parts:
-            end = start + part.out_features
-            for adapter in _adapters(part):
-                rank = len(adapter.down)
-                product.weight[outputs + row : outputs + row + rank] = adapter.down
-                product.up[row : row + rank, start:end] = adapter.up.T * adapter.scaling
-                row += rank
-            start = end
-
-
-class _Adapter(NamedTuple):
-    """One LoRA of one projection."""
-
-    down: torch.Tensor
-    """`A` (rank, inputs)"""
-    up: torch.Tensor
-    """`B` (outputs, rank)"""
-    scaling: float
-
-
-def _adapters(part: Any) -> list[_Adapter]:
-    """The adapters in effect, as PEFT's own forward applies them."""
-    if not isinstance(part, LoraLinear) or part.disable_adapters or part.merged:
-        return []
-    names = [name for name in part.active_adapters if name in part.lora_A]
-    return [_Adapter(part.lora_A[name].weight, part.lora_B[name].weight, part.scaling[name]) for name in names]
-
-
-def project(product: Product, given: torch.Tensor) -> torch.Tensor:
-    """(tokens, inputs) -> (tokens, outputs)."""
-    found = linear(given, product.weight)
-    if product.up is None:
-        return found
-    outputs = product.up.shape[1]
-    return add(found[:, :outputs], found[:, outputs:] @ product.up)
-
-
-def add(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """The sum, rounded once, which is what `+` gives, but fused with what follows.
-
-    Of a `+` behind a product the compiler makes a product that accumulates onto a copy: a kernel more in each of 56 places.
-    """
-    return (one.float() + other.float()).to(one.dtype)
 
 
 def before(
@@ -299,8 +186,7 @@ class Forward:
     def _state(self) -> Any:
         """What graphs and copies depend on: where each weight lies, which frozen ones were written to, which adapters are in effect."""
         lie = [(part.data_ptr(), None if "lora_" in name else part._version) for name, part in self.model.named_parameters()]  # noqa: SLF001
-        parts = [part for layer in self.base.model.layers for group in _parts(layer) for part in group]
-        return lie, [len(_adapters(part)) for part in parts]
+        return lie, [in_effect(layer) for layer in self.base.model.layers]
 
     def decode(self, ids: torch.Tensor, positions: torch.Tensor, cache: Cache) -> torch.Tensor:
         """One token for each of the first slots.

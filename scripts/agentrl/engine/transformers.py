@@ -16,7 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from agentrl.config import Decoding
 from agentrl.engine.base import Answer, EngineError, Request, Sample, serve_in_rounds, serve_once
-from agentrl.engine.forward import base_model, supported
+from agentrl.engine.products import base_model, supported
 from agentrl.engine.sampling import choose
 from agentrl.engine.static import MAX_SLOTS, StaticLoop
 from agentrl.seeding import stream
