@@ -304,6 +304,16 @@ def test_a_merged_checkpoint_that_is_not_start_plus_adapter_is_named(study: Path
     assert "did not change" in findings.first["merge"].found
 
 
+def test_a_long_value_keeps_its_beginning_and_its_end() -> None:
+    findings = Findings(Path("study"))
+    findings.add("merge", Path("study/merge.json"), "", "audit", "x" * 160, "/" + "folder/" * 40 + "model: w did not change\nagain")
+    shown = findings.first["merge"]
+    assert shown.expected == "x" * 160
+    assert shown.found.startswith("/folder/folder/")
+    assert shown.found.endswith("model: w did not change\\nagain")
+    assert len(shown.found) <= 160
+
+
 def as_binary(found: dict[str, Any]) -> None:
     found["config"]["arm"]["reward"] = "binary"
 

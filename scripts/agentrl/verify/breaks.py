@@ -76,5 +76,7 @@ class Findings:
 
 
 def _short(value: object, limit: int = 160) -> str:
+    """The value in one line; a long one loses its middle: an error begins with a path and ends with what is wrong."""
     text = str(value).replace("\n", "\\n")
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+    half = (limit - 3) // 2
+    return text if len(text) <= limit else f"{text[:half]}...{text[-half:]}"
