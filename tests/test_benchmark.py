@@ -85,6 +85,14 @@ def test_a_cell_says_what_made_it(cells: dict[str, Any]) -> None:
         assert "torch" in cell["run"]["packages"]
 
 
+def test_the_kept_tables_are_those_of_the_kept_file() -> None:
+    kept = Path(__file__).parents[1] / "benchmarks/gpu/speed.json"
+    text = kept.with_suffix(".md").read_text(encoding="utf-8")
+    content = json.loads(kept.read_text(encoding="utf-8"))
+    assert text == tables(content)
+    assert text.endswith(f"\n- {content['remarks'][-1]}\n")
+
+
 def test_tables_are_made_from_the_file_alone(measured: Path, cells: dict[str, Any]) -> None:
     text = measured.with_suffix(".md").read_text()
     assert text == tables(json.loads(measured.read_text()))

@@ -77,8 +77,7 @@ def tables(content: dict[str, Any]) -> str:
     if speed:
         where += f", copy bandwidth {speed / 1e12:.2f} TB/s (read and written)"
     head = ["# Speed of decoding and of a GRPO step", "", where, "", *_notes(content), ""]
-    remarks = [f"- {remark}" for remark in content.get("remarks", [])]
-    return "\n".join([*head, *_speed(cells), *_profiles(cells), *_training(cells), *remarks, *([""] if remarks else [])])
+    return "\n".join([*head, *_speed(cells), *_profiles(cells), *_training(cells), *_remarks(content)])
 
 
 def _notes(content: dict[str, Any]) -> list[str]:
@@ -169,6 +168,11 @@ def _training(cells: dict[str, Any]) -> list[str]:
         parts = [f"{cell['parts'][part]:.2f}" if part in cell.get("parts", {}) else "-" for part in names]
         lines.append(_row([label, *numbers, peak, *parts]))
     return [*lines, ""]
+
+
+def _remarks(content: dict[str, Any]) -> list[str]:
+    found = content.get("remarks", [])
+    return [*(f"- {remark}" for remark in found), ""] if found else []
 
 
 def _row(cells: list[str]) -> str:

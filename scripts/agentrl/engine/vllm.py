@@ -252,7 +252,8 @@ def _memory(folder: Path, shape: dict[str, Any], section: Model, beside: Beside 
         return {"kv_cache_memory_bytes": cache} if beside else {}
     free, total = torch.cuda.mem_get_info()
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    needed = weights + WORKSPACE + (cache if beside else 0)
+    rest = weights + WORKSPACE
+    needed = rest + cache if beside else rest
     if needed > free:
         name, gib = torch.cuda.get_device_name(), 2**30
         raise EngineError(
@@ -260,5 +261,7 @@ def _memory(folder: Path, shape: dict[str, Any], section: Model, beside: Beside 
             f"{free / gib:.1f} of {total / gib:.1f} GiB are free on {name}; "
             "free the GPU, lower training.batch_size, or set model.engine to transformers"
         )
-    share = {"gpu_memory_utilization": SHARE * free / total}
-    return share | {"kv_cache_memory_bytes": cache} if beside or weights + WORKSPACE + cache <= SHARE * free else share
+    arguments = {"gpu_memory_utilization": SHARE * free / total}
+    if beside or rest + cache <= SHARE * free:
+        arguments["kv_cache_memory_bytes"] = cache
+    return arguments
