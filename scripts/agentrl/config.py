@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
-from agentrl.tasks import FAMILIES, SPLITS, check_share
+from agentrl.tasks import SPLITS, check_family, check_share
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 Positive = Annotated[int, Field(ge=1)]
@@ -75,6 +75,8 @@ class BaseTasks(Section):
     """What tasks of no split depend on."""
 
     family: Name
+    scaffold: Name
+    """How much of the solution the prompt gives away: a level of the family (`tasks.Family.scaffolds`)."""
     quantity: Range
     unit_price: Range
     """Whole euros."""
@@ -95,11 +97,34 @@ class Tasks(BaseTasks):
 
     @model_validator(mode="after")
     def _known_family_and_sufficient_shares(self) -> "Tasks":
-        if self.family not in FAMILIES:
-            raise ValueError(f"tasks.family: {self.family!r} is not one of {', '.join(sorted(FAMILIES))}")
+        check_family(self)
         for split in SPLITS:
             check_share(self, split, getattr(self.splits, split))
         return self
+
+
+Rule = Literal["breaks", "allowed"]
+
+
+class Success(Section):
+    """Whether each departure from the straight course breaks strict success.
+
+    No key can do away with its core: a retained lookup, in a later turn the product of the two retrieved values, the right final answer.
+    A departure costs no reward by itself; only tool errors do (`reward.tool_error`), and milestones count once.
+    """
+
+    late_calculation: Rule
+    """Another call succeeded between the first lookup and the product: the next successful call was not the calculation."""
+    repeated_lookup: Rule
+    """The lookup succeeded more than once."""
+    extra_calculation: Rule
+    """The calculator succeeded before the first lookup, or again behind the product."""
+    failed_call: Rule
+    """A call failed between the first lookup and the product; a second call in one turn is another matter."""
+    second_call: Rule
+    """A turn called twice, anywhere in the episode."""
+    invented_text: Rule
+    """A sampled turn contains text that only the environment may write."""
 
 
 class Protocol(Section):
@@ -109,8 +134,7 @@ class Protocol(Section):
     """Tokens of the stream after the prompt, observations and framing included."""
     max_tool_iterations: Positive
     """Turns that may call a tool; one more assistant turn may follow to answer."""
-    failed_call_breaks_success: bool
-    """Whether a failed call between lookup and product breaks strict success (it always costs reward)."""
+    success: Success
 
 
 class Decoding(Section):

@@ -12,11 +12,42 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from agentrl.calculator import ExpressionError, calculate, factors
+from agentrl.config import Success
 
-ErrorKind = Literal["unknown_tool", "unparseable", "wrong_id", "refused_expression", "second_call"]
+ErrorKind = Literal[
+    "unclosed_call",
+    "invalid_json",
+    "repeated_key",
+    "unrecordable",
+    "not_an_object",
+    "wrong_keys",
+    "name_not_a_string",
+    "arguments_not_an_object",
+    "nested_arguments",
+    "unknown_tool",
+    "wrong_arguments",
+    "wrong_argument_type",
+    "wrong_id",
+    "refused_expression",
+    "second_call",
+]
+"""Mistakes of a call in the order in which they are looked for, a second call in one turn aside. Each costs the same reward."""
 EndKind = Literal["answer", "malformed", "turn_cap", "token_cap", "observation_cap"]
 TOOLS = ("calculator", "lookup")
 """Alphabetical, as TRL collects the methods of an environment: the rendered tool list must not depend on the caller."""
+REASONS: dict[ErrorKind, str] = {
+    "unclosed_call": "Aufruf ist nicht abgeschlossen",
+    "invalid_json": "Aufruf ist kein gültiges JSON",
+    "repeated_key": "Aufruf nennt einen Schlüssel mehrmals",
+    "unrecordable": "Aufruf enthält eine unmögliche Zahl, ein ungültiges Zeichen oder zu viele Ebenen",
+    "not_an_object": "Aufruf ist kein JSON-Objekt",
+    "name_not_a_string": "name muss ein Text sein",
+    "arguments_not_an_object": "arguments muss ein JSON-Objekt sein",
+    "nested_arguments": "arguments darf keine Listen oder Objekte enthalten",
+    "unknown_tool": "unbekanntes Werkzeug",
+    "second_call": "nur ein Aufruf pro Zug",
+}
+"""German observation of each kind whose text is always the same. No observation repeats what the policy wrote."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +57,8 @@ class Request:
     name: str | None = None
     arguments: dict[str, Any] | None = None
     error: ErrorKind | None = None
+    reason: str = ""
+    """German text of the error where the kind alone does not say enough; made of our own words only."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +86,7 @@ class Outcome:
     calculation: bool
     """Milestone: in a later turn the calculator got exactly the product of the retrieved values."""
     workflow: bool
-    """The successful calls are exactly lookup, then product; never two calls in a turn, nothing invented."""
+    """Both milestones, and none of the departures that `protocol.success` says break it."""
     answer: int | None
     """Accepted answer of the last turn; None where it is malformed or missing."""
     answer_correct: bool
@@ -91,6 +124,8 @@ class Environment:
         Returns:
             Menge und Einzelpreis als JSON
         """
+        if not isinstance(record_id, str):
+            return self._refuse("wrong_argument_type", "record_id muss ein Text sein")
         if record_id != self._record_id:
             return self._refuse("wrong_id", "unbekannte Kennung")
         self._errors.append(None)
@@ -105,12 +140,12 @@ class Environment:
         Returns:
             Ergebnis der Rechnung
         """
+        if not isinstance(expression, str):
+            return self._refuse("wrong_argument_type", "expression muss ein Text sein")
         try:
-            value = calculate(expression) if isinstance(expression, str) else None
+            value = calculate(expression)
         except ExpressionError as error:
             return self._refuse("refused_expression", str(error))
-        if value is None:
-            return self._refuse("refused_expression", "Ausdruck muss ein Text sein")
         self._errors.append(None)
         return value
 
@@ -121,23 +156,21 @@ class Environment:
 
 def run_call(environment: Environment, request: Request, turn: int) -> Call:
     """Execute one call in the environment and return its record, `retained=True` until the stream says otherwise."""
-    kind, observation = request.error, ""
-    if kind == "second_call":
-        observation = "Fehler: nur ein Aufruf pro Zug"
-    elif kind is not None:
-        observation = "Fehler: Aufruf ist kein gültiges JSON mit name und arguments"
-    elif request.name not in TOOLS:
-        kind, observation = "unknown_tool", "Fehler: unbekanntes Werkzeug"
+    kind = request.error
+    if kind is None and request.name not in TOOLS:
+        kind = "unknown_tool"
+    if kind is None:
+        kind, observation = _invoke(environment, str(request.name), request.arguments or {})
     else:
-        kind, observation = _invoke(environment, request.name, request.arguments or {})
+        observation = f"Fehler: {request.reason or REASONS[kind]}"
     return Call(turn, request.name, request.arguments, observation, kind, retained=True)
 
 
 def _invoke(environment: Environment, name: str, arguments: dict[str, Any]) -> tuple[ErrorKind | None, str]:
     tool = getattr(environment, name)
-    if set(arguments) != set(inspect.signature(tool).parameters):
-        kind: ErrorKind = "wrong_id" if name == "lookup" else "refused_expression"
-        return kind, "Fehler: falsche Argumente"
+    wanted = inspect.signature(tool).parameters
+    if set(arguments) != set(wanted):
+        return "wrong_arguments", f"Fehler: {name} braucht genau das Argument {' und '.join(wanted)}"
     observation = tool(**arguments)
     return environment._errors[-1], observation  # noqa: SLF001 - private to TRL, which makes a tool of every public name
 
@@ -149,7 +182,7 @@ def judge(
     answer: int | None,
     end: EndKind,
     invented: bool,
-    failed_call_breaks_success: bool,
+    rules: Success,
 ) -> Outcome:
     """Outcome of one episode from its call log.
 
@@ -160,28 +193,47 @@ def judge(
         answer: integer of a well-formed last turn, else None.
         end: what ended the episode.
         invented: whether a sampled turn contains text that only the environment may write.
-        failed_call_breaks_success: config `protocol.failed_call_breaks_success`.
+        rules: config `protocol.success`.
     """
-    counted = [call for call in calls if call.retained and call.error is None]
-    lookups = [call.turn for call in counted if call.name == "lookup"]
-    products = [c.turn for c in counted if c.name == "calculator" and _is_product(c, facts)]
-    calculation = bool(lookups) and any(turn > lookups[0] for turn in products)
-    workflow = (
-        calculation
-        and len(counted) == 2  # lookup and product, nothing else succeeded
-        and not invented
-        and all(call.error != "second_call" for call in calls)  # one call a turn, then wait: asked for by the prompt
-        and not (failed_call_breaks_success and _failed_between(calls, lookups[0], products[-1]))
-    )
+    looked, multiplied = _milestones(calls, facts)
+    workflow = False
+    if looked is not None and multiplied is not None:
+        found = _departures(calls, looked, multiplied, invented)
+        workflow = not any(there and getattr(rules, rule) == "breaks" for rule, there in found.items())
     correct = answer is not None and answer == truth
     errors = sum(call.error is not None for call in calls)
-    return Outcome(bool(lookups), calculation, workflow, answer, correct, workflow and correct, errors, end)
+    return Outcome(looked is not None, multiplied is not None, workflow, answer, correct, workflow and correct, errors, end)
+
+
+def _milestones(calls: Sequence[Call], facts: dict[str, int]) -> tuple[int | None, int | None]:
+    """Places in the log of the first successful lookup and of the first product in a later turn; None for what never came."""
+    looked = next((place for place, call in enumerate(calls) if _succeeded(call, "lookup")), None)
+    if looked is None:
+        return None, None
+    later = (place for place in range(looked + 1, len(calls)) if calls[place].turn > calls[looked].turn)
+    return looked, next((place for place in later if _is_product(calls[place], facts)), None)
+
+
+def _departures(calls: Sequence[Call], looked: int, multiplied: int, invented: bool) -> dict[str, bool]:
+    """Each rule of `config.Success` -> whether the episode departs from it."""
+    between, outside = calls[looked + 1 : multiplied], [*calls[:looked], *calls[multiplied + 1 :]]
+    return {
+        "late_calculation": any(_succeeded(call, *TOOLS) for call in between),
+        "repeated_lookup": sum(_succeeded(call, "lookup") for call in calls) > 1,
+        "extra_calculation": any(_succeeded(call, "calculator") for call in outside),
+        "failed_call": any(call.error not in (None, "second_call") for call in between),
+        "second_call": any(call.error == "second_call" for call in calls),
+        "invented_text": invented,
+    }
+
+
+def _succeeded(call: Call, *names: str) -> bool:
+    """Whether one of these tools answered the call and its observation stands in the stream."""
+    return call.retained and call.error is None and call.name in names
 
 
 def _is_product(call: Call, facts: dict[str, int]) -> bool:
+    if not _succeeded(call, "calculator"):
+        return False
     pair = factors((call.arguments or {})["expression"])
     return pair is not None and sorted(pair) == sorted(facts.values())
-
-
-def _failed_between(calls: Sequence[Call], first: int, last: int) -> bool:
-    return any(call.error is not None and first <= call.turn <= last for call in calls)

@@ -6,6 +6,7 @@ text behind the assistant's end-of-turn token, tokenized as one piece.
 """
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,13 +24,20 @@ END_OF_TEXT = "<|endoftext|>"
 _MARKER = "\N{BLACK FLORETTE}"
 """Stands in for an observation while the template is taken apart; survives every template that copies content verbatim."""
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|$)", re.DOTALL)
-_THINK = re.compile(r"<think>.*?(?:</think>|$)", re.DOTALL)
 _ANSWER = re.compile(r"<answer>(-?(?:0|[1-9][0-9]*))</answer>\s*$")
 _EXTERNAL = ("<tool_response>", "</tool_response>", "<|im_start|>", END_OF_TURN)
 _GAP = "\N{OBJECT REPLACEMENT CHARACTER}"
-"""Stands where a thinking block stood: neither JSON nor a digit nor a space, so what it interrupts is neither a call nor an answer."""
+"""Stands where a thought begins that never closes: no space, so what stands before it is not the turn's last word."""
 MAX_ANSWER_DIGITS = 18
 """Longer numbers are no answers; Python would also refuse to convert some thousands of digits."""
+
+
+MAX_NESTING = 16
+"""Deeper JSON is not read: two levels are enough for a call, and how deep Python can read depends on the stack it is called from."""
+MAX_INTEGER_DIGITS = 4300
+"""Characters of the longest integer that Python converts (`sys.int_info.default_max_str_digits`)."""
+CALL_KEYS = ("name", "arguments")
+"""What Qwen3's template asks a call to be made of."""
 
 
 class ProtocolError(ValueError):
@@ -64,10 +72,10 @@ def tool_schemas() -> list[dict[str, Any]]:
 
 
 def parse_turn(text: str) -> Turn:
-    """Parse one finished assistant turn. Text inside `<think>` is private: neither calls nor answers in it count."""
+    """Parse one finished assistant turn. Thinking is private (`outside_thinking`): neither calls nor answers in it count."""
     body = turn_body(text)
     content = outside_thinking(body, gap=_GAP)
-    requests = [parse_call(match) for match in _CALL.finditer(content)]
+    requests = [parse_call(match[1], closed=bool(match[2])) for match in _CALL.finditer(content)]
     calls = [r if i == 0 else Request(r.name, r.arguments, "second_call") for i, r in enumerate(requests)]
     return Turn(tuple(calls), parse_answer(content), any(tag in body for tag in _EXTERNAL))
 
@@ -80,33 +88,88 @@ def turn_body(text: str) -> str:
     return text
 
 
-def outside_thinking(text: str, gap: str = "\n") -> str:
-    """Text with `gap` for each thinking block. A block that never closes swallows the rest; a lone `</think>` ends one at the start."""
-    opened, closed = text.find("<think>"), text.find("</think>")
-    if closed >= 0 and (opened < 0 or closed < opened):
-        text = text[closed + len("</think>") :]
-    return _THINK.sub(gap, text)
+def outside_thinking(text: str, gap: str = "") -> str:
+    """What a turn says, without its thinking: the one definition of where thinking ends, that of Qwen3's chat template.
 
-
-def parse_call(match: re.Match[str]) -> Request:
-    """One `<tool_call>` block. Anything but one JSON object with exactly `name` and flat `arguments` is unparseable.
-
-    So is what a record could not hold: infinities, lone surrogates, and nesting, which no tool takes and which can exhaust the stack.
+    The template takes what follows the last `</think>` (`content.split('</think>')[-1]`), so everything before it is private: nested
+    thoughts, text between two thoughts, and calls or answers before a thought that closes later. A `<think>` behind it that never closes
+    (the template passes it on as it is) swallows the rest; `gap` stands in its place.
     """
-    if not match[2]:
-        return Request(error="unparseable")
+    said, opened, _ = text.rpartition("</think>")[2].partition("<think>")
+    return said + gap if opened else said
+
+
+def parse_call(written: str, closed: bool) -> Request:
+    """One `<tool_call>` block: JSON of one object with exactly `name`, a text, and `arguments`, an object of plain values.
+
+    Anything else is an error of the first kind that applies, in the order below. Names and arguments that were not accepted are dropped:
+    a record could not hold all of them, and no observation may repeat what a policy wrote.
+    """
+    if not closed:
+        return Request(error="unclosed_call")
+    if _nested_deeper(written, MAX_NESTING):
+        return Request(error="unrecordable")
+    repeated: list[bool] = []
+
+    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        repeated.append(len(dict(found)) != len(found))
+        return dict(found)
+
     try:
-        data = json.loads(match[1], object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        data = json.loads(written, object_pairs_hook=pairs, parse_int=_integer)
+    except json.JSONDecodeError:
+        return Request(error="invalid_json")
+    if any(repeated):
+        return Request(error="repeated_key")
+    return _request(data) if _recordable(data) else Request(error="unrecordable")
+
+
+def _request(data: Any) -> Request:
+    """The call that JSON data describe, or why they describe none."""
+    if not isinstance(data, dict):
+        return Request(error="not_an_object")
+    if set(data) != set(CALL_KEYS):
+        found = [key for key in CALL_KEYS if key in data] + ["anderes"] * bool(set(data) - set(CALL_KEYS))
+        wanted = " und ".join(CALL_KEYS)
+        return Request(error="wrong_keys", reason=f"Aufruf braucht genau {wanted}, gefunden: {' und '.join(found) or 'nichts'}")
+    name, arguments = (data[key] for key in CALL_KEYS)
+    if not isinstance(name, str):
+        return Request(error="name_not_a_string")
+    if not isinstance(arguments, dict):
+        return Request(error="arguments_not_an_object")
+    if any(isinstance(value, dict | list) for value in arguments.values()):
+        return Request(error="nested_arguments")
+    return Request(name, arguments)
+
+
+def _nested_deeper(written: str, levels: int) -> bool:
+    """Whether brackets outside JSON strings open more than `levels` deep; for text that is no JSON, up to where a reader would give up."""
+    depth, quoted, escaped = 0, False, False
+    for char in written:
+        if quoted:
+            quoted = escaped or char != '"'
+            escaped = char == "\\" and not escaped
+        elif char == '"':
+            quoted = True
+        else:
+            depth += (char in "{[") - (char in "}]")
+            if depth > levels:
+                return True
+    return False
+
+
+def _integer(digits: str) -> int | float:
+    """An integer; infinity, which no record can hold, where Python would refuse to convert so many digits."""
+    return int(digits) if len(digits) <= MAX_INTEGER_DIGITS else math.inf
+
+
+def _recordable(data: Any) -> bool:
+    """Whether strict JSON in UTF-8 can hold the data: no infinity, no NaN, no lone surrogate."""
+    try:
         json.dumps(data, allow_nan=False, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
-        return Request(error="unparseable")
-    if not isinstance(data, dict) or set(data) != {"name", "arguments"}:
-        return Request(error="unparseable")
-    if not isinstance(data["name"], str) or not isinstance(data["arguments"], dict):
-        return Request(error="unparseable")
-    if any(isinstance(value, dict | list) for value in data["arguments"].values()):
-        return Request(error="unparseable")
-    return Request(data["name"], data["arguments"])
+    except ValueError:
+        return False
+    return True
 
 
 def parse_answer(content: str) -> int | None:
@@ -115,16 +178,6 @@ def parse_answer(content: str) -> int | None:
     if match is None or content.count("<answer>") != 1 or len(match[1].lstrip("-")) > MAX_ANSWER_DIGITS:
         return None
     return int(match[1])
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(dict(pairs)) != len(pairs):
-        raise ValueError("a key repeats")
-    return dict(pairs)
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:

@@ -11,6 +11,7 @@ from agentrl.comparison import BASELINE, RECORDED, RETENTION, arm_of, by_arm, me
 from agentrl.config import Plan, Statistics, validate
 from agentrl.hashing import sha256
 from agentrl.manifest import read_json
+from agentrl.tasks import FAMILIES, read_tasks
 from agentrl.verdict import gained
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -21,7 +22,6 @@ SMALLEST_P = 0.0001
 TRAINING_FACTS = ("steps", "episodes", "unique_tasks", "groups", "mixed_groups", "mean_reward", "strict_success")
 LIMITS = (
     "One synthetic task family: the result says nothing about other tools, longer episodes or real orders.",
-    "The first action is scaffolded: the prompt shows the exact lookup call, so success begins at the second turn.",
     "Numeric ranges of the splits overlap; ids, wordings and (quantity, price) pairs do not.",
     "No interval covers other task families or start checkpoints; only those over several seeds cover training seeds.",
     "What the start policy saw in pretraining is unknown; a retention item may have been among it.",
@@ -70,7 +70,7 @@ def summarize(study: Path, settings: Statistics) -> dict[str, Any]:
         "comparisons": pairs,
         "training": training,
         "looks": looks(study),
-        "limits": [*LIMITS, *recorded_baseline(study)],
+        "limits": [*LIMITS, *scaffolds(study, verdict["judged_on"]), *recorded_baseline(study)],
     }
 
 
@@ -129,6 +129,18 @@ def looks(study: Path) -> list[str]:
     """What the ledger says about this study's test split; nothing where the split was never made."""
     tasks = study / "tasks" / "test" / "tasks.jsonl"
     return ledger.sentences(ledger.looks(study.parent / ledger.NAME, sha256(tasks)), study.name) if tasks.is_file() else []
+
+
+def scaffolds(study: Path, judged_on: str) -> list[str]:
+    """What the prompts of the frozen tasks gave away, in their family's words.
+
+    Args:
+        study: `results/{study}`.
+        judged_on: measure of the verdict, e.g. `agent-test`.
+    """
+    frozen = read_tasks(study / "tasks" / judged_on.removeprefix("agent-") / "tasks.jsonl")
+    levels = sorted({(task.family, task.scaffold) for task in frozen})
+    return [f"{FAMILIES[family].scaffolds[level].limit} (tasks.scaffold: {level})." for family, level in levels]
 
 
 def recorded_baseline(study: Path) -> list[str]:

@@ -111,6 +111,6 @@ class Rollout:
             episode.answer,
             episode.end,
             episode.invented,
-            self.protocol.failed_call_breaks_success,
+            self.protocol.success,
         )
         return Trajectory(episode.key, episode.segments, episode.calls, outcome, self.engine.name)

@@ -46,6 +46,7 @@ class BaseSection(Protocol):
     """What `base_tasks` reads of the study's configuration; quantities are pieces, prices whole euros."""
 
     family: str
+    scaffold: str
     quantity: Range
     unit_price: Range
 
@@ -77,6 +78,8 @@ class Task:
     """`train`, `dev`, `test`, or `base` for wordings that belong to no split."""
     family: str
     """Name in `FAMILIES`."""
+    scaffold: str
+    """How much of the solution the prompt gives away: a level in the family's `scaffolds`."""
     template: str
     """Wording template, numbered from 1: `order_total/dev/03`."""
     record_id: str
@@ -90,10 +93,23 @@ class Task:
 
     def messages(self) -> list[dict[str, str]]:
         """Return the public prompt: a system message and a user message, as chat-template dictionaries."""
-        scaffold, calculation = _load("scaffold.json"), FAMILIES[self.family].calculation
-        lines = "\n".join(scaffold["user"])
-        text = lines.format(question=self.question, lookup=lookup_call(self.record_id), calculation=calculation)
-        return [{"role": "system", "content": scaffold["system"]}, {"role": "user", "content": text}]
+        rules, level = _load("scaffold.json"), FAMILIES[self.family].scaffolds[self.scaffold]
+        given = {"{first}": level.first, "{then}": level.then}
+        lines = [part for line in rules["user"] for part in given.get(line, (line,))]
+        text = "\n".join(lines).format(question=self.question, lookup=lookup_call(self.record_id))
+        return [{"role": "system", "content": rules["system"]}, {"role": "user", "content": text}]
+
+
+@dataclass(frozen=True)
+class Scaffold:
+    """One level of help in a family's prompt; the rules that hold at every level stand in `data/scaffold.json`."""
+
+    first: tuple[str, ...]
+    """Lines behind the question, about the first action; `{lookup}` is the exact call."""
+    then: tuple[str, ...]
+    """Lines about what follows it."""
+    limit: str
+    """English sentence without its full stop, for the summary: what a success at this level does not show."""
 
 
 @dataclass(frozen=True)
@@ -107,12 +123,13 @@ class Family:
     words: Words
     """Draws the words that fill a template; it never sees a fact."""
     source: Path
-    """JSON file with the wording templates of each split and the `calculation` sentence of the prompt."""
+    """JSON file with the wording templates of each split and the `scaffolds` of the prompt."""
 
     @property
-    def calculation(self) -> str:
-        """The sentence of the prompt that asks for the calculator."""
-        return _load(self.source)["calculation"]
+    def scaffolds(self) -> dict[str, Scaffold]:
+        """The levels of help that the prompt can give, by name."""
+        levels = _load(self.source)["scaffolds"]
+        return {name: Scaffold(tuple(level["first"]), tuple(level["then"]), level["limit"]) for name, level in levels.items()}
 
     def templates(self, split: str) -> list[str]:
         """Return the split's wordings; ValueError if one does not name the record id exactly once."""
@@ -171,23 +188,23 @@ def lookup_call(record_id: str) -> str:
 
 
 def generate(section: TaskSection, split: str, count: int) -> list[Task]:
-    """Return the split's first `count` tasks. ValueError for an unknown split or family, and for what `check_share` refuses."""
+    """Return the split's first `count` tasks. ValueError for an unknown split, and for what `check_family` or `check_share` refuses."""
     if split not in SPLITS:
         raise ValueError(f"split {split!r} is not one of {', '.join(SPLITS)}; for demo training use base_tasks")
     seed = f"{section.family}/{section.seed}/{split}"
-    return _tasks(_family(section), split, seed, deal_pairs(section, split, count))
+    return _tasks(check_family(section), section.scaffold, split, seed, deal_pairs(section, split, count))
 
 
 def base_tasks(section: BaseSection, count: int, seed: int) -> list[Task]:
     """Return `count` tasks in wordings and with ids of no split, whatever the section's seed; their pairs repeat freely.
 
-    ValueError for an unknown family, and for a range that is empty or not positive.
+    ValueError for what `check_family` refuses, and for a range that is empty or not positive.
     """
     quantities, prices = _ranges(section)
     stream = f"{section.family}/{BASE}/{seed}"
     rng = Random(f"{stream}/pairs")
     pairs = [(rng.choice(quantities), rng.choice(prices)) for _ in range(count)]
-    return _tasks(_family(section), BASE, stream, pairs)
+    return _tasks(check_family(section), section.scaffold, BASE, stream, pairs)
 
 
 def deal_pairs(section: TaskSection, split: str, count: int) -> list[Pair]:
@@ -220,13 +237,17 @@ def _ranges(section: BaseSection) -> tuple[range, range]:
     return range(low.min, low.max + 1), range(high.min, high.max + 1)
 
 
-def _family(section: BaseSection) -> Family:
+def check_family(section: BaseSection) -> Family:
+    """Return the section's family. ValueError for an unknown one, and for a scaffold that it does not have; each names what there is."""
     if section.family not in FAMILIES:
-        raise ValueError(f"tasks.family {section.family!r} is not one of {', '.join(sorted(FAMILIES))}")
-    return FAMILIES[section.family]
+        raise ValueError(f"tasks.family: {section.family!r} is not one of {', '.join(sorted(FAMILIES))}")
+    kind = FAMILIES[section.family]
+    if section.scaffold not in kind.scaffolds:
+        raise ValueError(f"tasks.scaffold: {section.scaffold!r} is not a level of family {kind.name}: {', '.join(kind.scaffolds)}")
+    return kind
 
 
-def _tasks(kind: Family, split: str, seed: str, pairs: Sequence[Pair]) -> list[Task]:
+def _tasks(kind: Family, scaffold: str, split: str, seed: str, pairs: Sequence[Pair]) -> list[Task]:
     ids, wordings = record_ids(split, seed), _wordings(kind, split, seed)
     tasks = []
     for number, pair in enumerate(pairs, 1):
@@ -234,7 +255,7 @@ def _tasks(kind: Family, split: str, seed: str, pairs: Sequence[Pair]) -> list[T
         question = text.format(id=record_id, **kind.words(Random(f"{seed}/words/{number}")))
         name, wording = f"{split}-{number:04d}", f"{kind.name}/{split}/{template:02d}"
         facts = dict(zip(kind.facts, pair, strict=True))
-        task = Task(name, split, kind.name, wording, record_id, question, facts, answer=pair[0] * pair[1])
+        task = Task(name, split, kind.name, scaffold, wording, record_id, question, facts, answer=pair[0] * pair[1])
         if any(contains_fact(message["content"], task) for message in task.messages()):
             raise ValueError(f"{kind.source}: {task.template} shows a fact: {task.question!r}; reword it")
         tasks.append(task)
@@ -322,6 +343,8 @@ def _checks(row: Any) -> Iterator[tuple[object, bool, str]]:
     yield task.split, task.split in (*SPLITS, BASE), f"split as one of {', '.join((*SPLITS, BASE))}"
     yield task.id, bool(re.fullmatch(rf"{task.split}-\d{{4,}}", task.id)), f"id as {task.split}-0001"
     yield task.family, task.family in FAMILIES, f"family as one of {', '.join(sorted(FAMILIES))}"
+    levels = FAMILIES[task.family].scaffolds
+    yield task.scaffold, task.scaffold in levels, f"scaffold as one of {', '.join(levels)}"
     stem = f"{task.family}/{task.split}/"
     yield task.template, bool(re.fullmatch(rf"{stem}\d{{2,}}", task.template)), f"template as {stem}01"
     yield task.record_id, bool(ID_PATTERN.fullmatch(task.record_id)), f"record_id as {ID_LENGTH} consonants"

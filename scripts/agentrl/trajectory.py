@@ -14,7 +14,9 @@ from typing import IO, Any, Literal
 
 from agentrl.environment import Call, Outcome
 
-VERSION = 1
+VERSION = 2
+"""2: `Call.error` names every kind of malformed call, `Outcome.workflow` follows the rules of `protocol.success`, thinking ends at the last
+`</think>`. The same ids can mean something else in version 1."""
 SegmentKind = Literal["prompt", "sampled", "framing", "observation"]
 Finish = Literal["stop", "length"]
 

@@ -82,7 +82,10 @@ def _tasks(study: Path, split: str, findings: Findings) -> list[Task] | None:
         return None
     with findings.reading(file):
         tasks = read_tasks(file)
+        section = read_json(study / "config" / f"tasks-{split}.json")
         for task in tasks:
+            for field in ("family", "scaffold"):
+                findings.equal("tasks", file, task.id, field, section[field], getattr(task, field))
             if any(contains_fact(message["content"], task) for message in task.messages()):
                 findings.add("leak", file, task.id, "prompt", "no private fact", "a prompt that shows one")
         return tasks

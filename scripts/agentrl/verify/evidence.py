@@ -17,6 +17,7 @@ from agentrl.protocol import ChatProtocol, parse_turn
 from agentrl.retention import Item, flexible_answer, messages
 from agentrl.seeding import uniform
 from agentrl.tasks import Task
+from agentrl.trajectory import VERSION
 from agentrl.verify.breaks import Findings
 from agentrl.verify.replay import Replay, group_relative, milestone_reward, replay, runs
 
@@ -278,6 +279,7 @@ class Evidence:
 
     def _episode(self, file: Path, number: int, record: dict[str, Any], task: Task, protocol: Protocol, engine: str) -> Replay:
         found = replay(record, task, self.chat, protocol)
+        self.findings.equal("episodes", file, _name(number, record), "version", VERSION, record["version"])
         self.findings.equal("engine", file, _name(number, record), "engine", engine, record["engine"])
         for kind, field, expected, claimed in found.mismatches:
             self.findings.add(kind, file, _name(number, record), field, expected, claimed)

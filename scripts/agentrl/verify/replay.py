@@ -126,25 +126,59 @@ class _Walk:
 
 def _outcome(walk: _Walk, task: Task, protocol: Protocol) -> dict[str, Any]:
     """Milestones and success from the replayed calls."""
-    calls = walk.found.calls
-    good = [c for c in calls if c["retained"] and c["error"] is None]
-    seen = next((c["turn"] for c in good if c["name"] == "lookup"), None)
-    multiplied = [c["turn"] for c in good if c["name"] == "calculator" and _multiplies(c["arguments"]["expression"], task)]
-    calculation = seen is not None and any(turn > seen for turn in multiplied)
-    between = [c for c in calls if c["error"] and seen is not None and multiplied and seen <= c["turn"] <= multiplied[-1]]
-    clean = not walk.invented and "second_call" not in [c["error"] for c in calls]
-    workflow = calculation and len(good) == 2 and clean and not (between and protocol.failed_call_breaks_success)
+    course = _Course(task)
+    for call in walk.found.calls:
+        course.take(call)
+    if walk.invented:
+        course.departures.add("invented_text")
+    breaking = {name for name, effect in protocol.success if effect == "breaks"}
+    workflow = course.stage == "multiplied" and not course.departures & breaking
     correct = walk.answer is not None and walk.answer == task.answer
     return {
-        "lookup": seen is not None,
-        "calculation": calculation,
+        "lookup": course.stage != "start",
+        "calculation": course.stage == "multiplied",
         "workflow": workflow,
         "answer": walk.answer,
         "answer_correct": correct,
         "strict": workflow and correct,
-        "tool_errors": sum(c["error"] is not None for c in calls),
+        "tool_errors": sum(call["error"] is not None for call in walk.found.calls),
         "end": walk.end,
     }
+
+
+class _Course:
+    """One pass over the calls: start, then looked up, then multiplied; what departs from that is collected under its rule's name."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.stage = "start"
+        self.looked_in = -1
+        self.departures: set[str] = set()
+
+    def take(self, call: Mapping[str, Any]) -> None:
+        """The next call of the episode."""
+        if call["error"] == "second_call":
+            self.departures.add("second_call")
+        elif call["error"] is not None:
+            self.departures |= {"failed_call"} if self.stage == "looked up" else set()
+        elif call["retained"]:
+            self._looked_up(call["turn"]) if call["name"] == "lookup" else self._calculated(call)
+
+    def _looked_up(self, turn: int) -> None:
+        if self.stage == "start":
+            self.stage, self.looked_in = "looked up", turn
+            return
+        self.departures.add("repeated_lookup")
+        if self.stage == "looked up":
+            self.departures.add("late_calculation")
+
+    def _calculated(self, call: Mapping[str, Any]) -> None:
+        if self.stage != "looked up":
+            self.departures.add("extra_calculation")
+        elif call["turn"] > self.looked_in and _multiplies(call["arguments"]["expression"], self.task):
+            self.stage = "multiplied"
+        else:
+            self.departures.add("late_calculation")
 
 
 def _multiplies(expression: str, task: Task) -> bool:
@@ -153,6 +187,8 @@ def _multiplies(expression: str, task: Task) -> bool:
     if not isinstance(tree, ast.BinOp) or type(tree.op) is not ast.Mult:
         return False
     values = [getattr(side, "value", None) for side in (tree.left, tree.right)]
+    if not all(type(value) is int for value in values):  # 7.0 equals 7, but is no retrieved value
+        return False
     return values in (list(task.facts.values()), list(task.facts.values())[::-1])
 
 
