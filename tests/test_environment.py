@@ -3,22 +3,27 @@
 import copy
 import inspect
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
+from raw_studies import PILOT_RAW
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from agentrl.environment import TOOLS, Call, Environment, Request, judge, run_call
+from agentrl.config import validate
+from agentrl.environment import REASONS, TOOLS, Call, Environment, ErrorKind, Request, judge, run_call
 from agentrl.protocol import tool_schemas
 from agentrl.tasks import Task
 
 ROW = {"record_id": "LNFWW", "facts": {"menge": 7, "einzelpreis": 59}}
 FACTS = {"menge": 7, "einzelpreis": 59}
+RULES = validate(PILOT_RAW).protocol.success
 JSON_VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.lists(st.integers()))
 ARGUMENTS = st.dictionaries(st.sampled_from(["record_id", "expression", "self", "x"]), JSON_VALUES)
 
@@ -99,16 +104,21 @@ def test_reset_copies_the_facts() -> None:
         (Request("calculator", {"expression": "7 * 59"}), None, "413"),
         (Request("lookup", {"record_id": "LNFWX"}), "wrong_id", "Fehler: unbekannte Kennung"),
         (Request("lookup", {"record_id": "lnfww"}), "wrong_id", "Fehler: unbekannte Kennung"),
-        (Request("lookup", {"record_id": None}), "wrong_id", "Fehler: unbekannte Kennung"),
-        (Request("lookup", {}), "wrong_id", "Fehler: falsche Argumente"),
-        (Request("lookup", {"record_id": "LNFWW", "x": 1}), "wrong_id", "Fehler: falsche Argumente"),
-        (Request("calculator", {"expression": 413}), "refused_expression", "Fehler: Ausdruck muss ein Text sein"),
+        (Request("lookup", {"record_id": None}), "wrong_argument_type", "Fehler: record_id muss ein Text sein"),
+        (Request("lookup", {"record_id": 7}), "wrong_argument_type", "Fehler: record_id muss ein Text sein"),
+        (Request("lookup", {}), "wrong_arguments", "Fehler: lookup braucht genau das Argument record_id"),
+        (Request("lookup", {"id": "LNFWW"}), "wrong_arguments", "Fehler: lookup braucht genau das Argument record_id"),
+        (Request("lookup", {"record_id": "LNFWW", "x": 1}), "wrong_arguments", "Fehler: lookup braucht genau das Argument record_id"),
+        (Request("calculator", {"expression": 413}), "wrong_argument_type", "Fehler: expression muss ein Text sein"),
+        (Request("calculator", {"expression": None}), "wrong_argument_type", "Fehler: expression muss ein Text sein"),
         (Request("calculator", {"expression": "7 *"}), "refused_expression", "Fehler: "),
-        (Request("calculator", {"record_id": "LNFWW"}), "refused_expression", "Fehler: falsche Argumente"),
+        (Request("calculator", {"record_id": "LNFWW"}), "wrong_arguments", "Fehler: calculator braucht genau das Argument expression"),
         (Request("reset", {"record_id": "AAAAA"}), "unknown_tool", "Fehler: unbekanntes Werkzeug"),
         (Request("_refuse", {"kind": "x", "reason": "y"}), "unknown_tool", "Fehler: unbekanntes Werkzeug"),
         (Request("Lookup", {"record_id": "LNFWW"}), "unknown_tool", "Fehler: unbekanntes Werkzeug"),
-        (Request(error="unparseable"), "unparseable", "Fehler: Aufruf ist kein gültiges JSON"),
+        (Request("reset", {"facts": None}), "unknown_tool", "Fehler: unbekanntes Werkzeug"),
+        *((Request(error=kind), kind, f"Fehler: {REASONS[kind]}") for kind in REASONS),
+        (Request(error="wrong_keys", reason="Aufruf braucht name"), "wrong_keys", "Fehler: Aufruf braucht name"),
         (Request("lookup", {"record_id": "LNFWW"}, "second_call"), "second_call", "Fehler: nur ein Aufruf pro Zug"),
     ],
 )
@@ -137,34 +147,29 @@ def calculator(turn: int = 1, expression: str = "7 * 59", **changes: object) -> 
     return lookup(turn, name="calculator", arguments={"expression": expression}, **changes)
 
 
-def strict(*calls: Call, answer: int | None = 413, invented: bool = False, breaks: bool = False) -> bool:
-    return judge(calls, FACTS, 413, answer, "answer", invented, breaks).strict
+def strict(*calls: Call, answer: int | None = 413) -> bool:
+    return judge(calls, FACTS, 413, answer, "answer", False, RULES).strict
 
 
 def test_judge_wants_lookup_then_product_then_answer() -> None:
+    """tests/test_success.py has the rules beside this core."""
     assert strict(lookup(), calculator())
     assert strict(lookup(), calculator(expression="59*7"))
     assert not strict(lookup(), calculator(), answer=412)
-    assert not strict(lookup(), calculator(), answer=None)
-    assert not strict(lookup(), calculator(), invented=True)
     assert not strict(lookup())
-    assert not strict(calculator(0))
     assert not strict(calculator(0), lookup(1))
     assert not strict(lookup(), calculator(0)), "the values were not known within the turn that asked for them"
     assert not strict(lookup(), calculator(expression="413"))
-    assert not strict(lookup(), calculator(expression="7 + 59"))
-    assert not strict(lookup(), lookup(1), calculator(2))
-    assert not strict(lookup(), calculator(), calculator(2))
-    assert not strict(lookup(retained=False), calculator())
-    assert not strict(lookup(), calculator(retained=False))
 
 
-@pytest.mark.parametrize("breaks", [False, True])
-def test_judge_on_a_failed_call_between(breaks: bool) -> None:
-    failed = calculator(1, "7 x 59", error="refused_expression")
-    assert strict(lookup(), failed, calculator(2), breaks=breaks) is not breaks
-    assert strict(lookup(0, error="wrong_id"), lookup(1), calculator(2), breaks=breaks), "a failure before the lookup is not between"
-    assert strict(lookup(), calculator(), lookup(2, error="wrong_id"), breaks=breaks), "nor is one behind the product"
+def test_every_kind_of_error_has_one_text_and_costs_the_same() -> None:
+    """Kinds without a text of their own get it where they arise; no two texts are the same, and none can hold a control token or a digit."""
+    kinds = set(get_args(ErrorKind))
+    assert kinds - REASONS.keys() == {"wrong_keys", "wrong_arguments", "wrong_argument_type", "wrong_id", "refused_expression"}
+    assert len(set(REASONS.values())) == len(REASONS)
+    assert not [text for text in REASONS.values() if re.search(r"[<>|\d]", text)]
+    for kind in kinds:
+        assert judge([lookup(0, error=kind)], FACTS, 413, None, "malformed", False, RULES).tool_errors == 1
 
 
 def test_judge_counts_every_error_once() -> None:
@@ -173,7 +178,7 @@ def test_judge_counts_every_error_once() -> None:
         lookup(1),
         lookup(1, error="second_call"),
         calculator(2),
-        calculator(3, error="unparseable", retained=False),
+        calculator(3, error="invalid_json", retained=False),
     ]
-    outcome = judge(calls, FACTS, 413, 413, "answer", False, False)
+    outcome = judge(calls, FACTS, 413, 413, "answer", False, RULES)
     assert (outcome.tool_errors, outcome.lookup, outcome.calculation, outcome.strict) == (3, True, True, False)
