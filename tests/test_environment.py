@@ -163,7 +163,7 @@ def test_judge_wants_lookup_then_product_then_answer() -> None:
 
 
 def test_every_kind_of_error_has_one_text_and_costs_the_same() -> None:
-    """Kinds without a text of their own get it where they arise; no two texts are the same, and none can hold a control token or a digit."""
+    """Kinds that are not in `REASONS` get their text where they arise. No two texts are the same; none holds a control token or a digit."""
     kinds = set(get_args(ErrorKind))
     assert kinds - REASONS.keys() == {"wrong_keys", "wrong_arguments", "wrong_argument_type", "wrong_id", "refused_expression"}
     assert len(set(REASONS.values())) == len(REASONS)

@@ -143,12 +143,12 @@ MALFORMED = [
     ("invalid_json", ['{"name": "lookup", "arguments": {"record_id": "LNFWW}}', CALLED % "tru", CALLED % '"a\n"', "[" * 16, "\\"]),
     ("repeated_key", ['{"name": "reset", "name": "lookup", "arguments": {}}', CALLED % '"A", "record_id": "LNFWW"', '[{"a": 1, "a": 1}]']),
     ("unrecordable", [CALLED % value for value in ("NaN", "Infinity", "-Infinity", "1e999", "-1e999", "9" * 5000, r'"\ud800"')]),
-    ("unrecordable", [r'{"name": "\ud800", "arguments": {}}', "NaN", "[" * 17, "[" * 100_000, '{"a":' * 100_000, "[" * 50_000 + "]" * 50_000]),
-    ("unrecordable", [CALLED % ("[" * 300 + "]" * 300), CALLED % ("[" * 990 + "]" * 990)]),
+    ("unrecordable", [r'{"name": "\ud800", "arguments": {}}', "NaN", "[" * 17, "[" * 100_000, '{"a":' * 100_000]),
+    ("unrecordable", ["[" * 50_000 + "]" * 50_000, CALLED % ("[" * 300 + "]" * 300), CALLED % ("[" * 990 + "]" * 990)]),
     ("not_an_object", ["null", "[]", '"lookup"', "7", "true", f"[{LOOKUP}]"]),
     ("wrong_keys", ['{"name": "lookup"}', '{"name": "lookup", "parameters": {}}', '{"arguments": {}}', "{}", LOOKUP[:-1] + ', "id": 1}']),
     ("name_not_a_string", ['{"name": 1, "arguments": {}}', '{"name": null, "arguments": []}', '{"name": ["lookup"], "arguments": {}}']),
-    ("arguments_not_an_object", ['{"name": "lookup", "arguments": %s}' % value for value in ("null", '"{}"', "[]", "7", '["LNFWW"]')]),
+    ("arguments_not_an_object", [f'{{"name": "lookup", "arguments": {value}}}' for value in ("null", '"{}"', "[]", "7", '["LNFWW"]')]),
     ("nested_arguments", [CALLED % value for value in ('["LNFWW"]', '{"x": 1}', "[]", "[" * 14 + "]" * 14)]),
 ]
 
@@ -233,7 +233,8 @@ def test_any_json_is_a_call_only_if_flat_and_recordable(value: object) -> None:
         assert not isinstance(value, int | None) or abs(value) > 10**4300
 
 
-TAGGED = st.lists(st.sampled_from(["<think>", "</think>", "<think", "think>", "</", "a", "b", "\n", CALL, "<answer>413</answer>"])).map("".join)
+TAGS = ["<think>", "</think>", "<think", "think>", "</", "a", "b", "\n", CALL, "<answer>413</answer>"]
+TAGGED = st.lists(st.sampled_from(TAGS)).map("".join)
 
 
 def templated(chat: ChatProtocol, text: str) -> str:
@@ -274,7 +275,8 @@ HOSTILE = 200_000
         "<tool_call>" * HOSTILE, "</tool_call>" * HOSTILE, "<tool_call></tool_call>" * 20_000, f"{CALL}" * 5_000,
         '<tool_call>"' + '\\"' * HOSTILE, '<tool_call>"' + '\\"' * HOSTILE + "</tool_call>", f'<tool_call>{"{" * HOSTILE}</tool_call>',
         f'<tool_call>"{"[" * HOSTILE}"</tool_call>', f'<tool_call>{"[]," * HOSTILE}</tool_call>',
-        "<answer>" * HOSTILE, "<answer>1</answer>" * 50_000, f'<answer>{"9" * HOSTILE}</answer>', "<answer>413</answer>" + " " * HOSTILE + ".",
+        "<answer>" * HOSTILE, "<answer>1</answer>" * 50_000, f'<answer>{"9" * HOSTILE}</answer>',
+        "<answer>413</answer>" + " " * HOSTILE + ".",
         f'<tool_call>{CALLED % ("9" * HOSTILE)}</tool_call>', "<think>" * HOSTILE + "</think>" * HOSTILE + CALL,
     ],
     ids=range(20),

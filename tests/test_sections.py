@@ -78,14 +78,16 @@ def alternatives(annotation: Any, value: Any) -> list[Any]:
     if isinstance(value, list):
         return [value[:-1], [*value, 1], [*value, "x"]]
     if isinstance(value, str):
-        return literals or [f"{value}x"]
+        return literals or [f"{value}x", *LEVELS]
     warmup = {"steps": 2, "batch_size": 2, "learning_rate": 1e-3}
     return [*literals, 1, 2, 8, True, "x", ["x"], warmup, [str(number) for number in range(PILOT_RAW["retention"]["items"])]]
 
 
+LEVELS = sorted({level for family in FAMILIES.values() for level in family.scaffolds})
+"""Values of `tasks.scaffold`: names that a family knows, not the configuration."""
 WILDCARDS = {"study", "training.seeds", "evaluation.splits", "evaluation.select", "baselines", "retention.ids_from"}
 """Keys that only decide which jobs there are, where they write, and which files are their inputs: no job but the plan reads them."""
-BASE_TASKS = {"tasks.family", "tasks.quantity", "tasks.unit_price"}
+BASE_TASKS = {"tasks.family", "tasks.scaffold", "tasks.quantity", "tasks.unit_price"}
 DEMO = BASE_TASKS | {"demo_policy.threads", "protocol", "retention.system", "retention.prompt"}
 CONTENT: dict[str, set[str]] = {
     **{name: {name} for name in ("model", "protocol", "decoding", "reward", "training", "evaluation", "retention", "statistics")},

@@ -20,15 +20,20 @@ from agentrl.strictyaml import read_yaml
 SEEDS = st.integers(min_value=0, max_value=2**32)
 COUNTS = st.integers(min_value=0, max_value=40)
 SIZES = (128, 32, 32)
+LEVELS = tuple(tasks.FAMILIES["order_total"].scaffolds)
 ROOT = Path(__file__).parents[1]
 
 
 def section(
-    seed: int = 42, quantity: tuple[int, int] = (2, 30), unit_price: tuple[int, int] = (2, 60), family: str = "order_total"
+    seed: int = 42,
+    quantity: tuple[int, int] = (2, 30),
+    unit_price: tuple[int, int] = (2, 60),
+    family: str = "order_total",
+    scaffold: str = "lookup",
 ) -> SimpleNamespace:
     """All that `generate` may read of a configuration section."""
     ranges = {name: SimpleNamespace(min=low, max=high) for name, (low, high) in [("quantity", quantity), ("unit_price", unit_price)]}
-    return SimpleNamespace(family=family, seed=seed, **ranges)
+    return SimpleNamespace(family=family, scaffold=scaffold, seed=seed, **ranges)
 
 
 def all_splits(content: SimpleNamespace, sizes: tuple[int, int, int] = SIZES) -> dict[str, list[tasks.Task]]:
@@ -71,10 +76,11 @@ def test_wordings_of_all_splits_differ_and_all_occur() -> None:
         assert max(counts.values()) - min(counts.values()) <= 1
 
 
-@settings(max_examples=15, deadline=None)
+@pytest.mark.parametrize("scaffold", LEVELS)
+@settings(max_examples=10, deadline=None)
 @given(seed=SEEDS)
-def test_no_prompt_shows_a_fact(seed: int) -> None:
-    content = section(seed, quantity=(1, 99), unit_price=(1, 99))
+def test_no_prompt_shows_a_fact(scaffold: str, seed: int) -> None:
+    content = section(seed, quantity=(1, 99), unit_price=(1, 99), scaffold=scaffold)
     made = [task for split in all_splits(content, (32, 12, 12)).values() for task in split]
     for task in made + tasks.base_tasks(content, 66, seed):
         assert not re.search(r"\d", prompt(task))
@@ -86,7 +92,7 @@ def test_no_prompt_shows_a_fact(seed: int) -> None:
 def test_no_text_contains_a_number_word_or_an_unfilled_slot() -> None:
     words = {word for number in range(numerals.MAX_WORD + 1) for word in numerals.number_words(number)}
     stems = re.compile("zwei|zwo|drei|vier|fünf|sechs|sieben|neun|zehn|zwölf|hundert|tausend|dutzend|paar|beide")
-    made = [task for split in all_splits(section(), (160, 120, 120)).values() for task in split]
+    made = [task for level in LEVELS for split in all_splits(section(scaffold=level), (160, 120, 120)).values() for task in split]
     made += tasks.base_tasks(section(), 300, 1)
     for text in {prompt(task).replace(task.record_id, "Q") for task in made}:
         spoken = {word.casefold() for word in re.findall(r"[^\W\d_]+", text)}
@@ -104,6 +110,62 @@ def test_prompt_gives_the_exact_lookup_once_and_the_question_first() -> None:
         assert user["content"].startswith(task.question + "\n\n")
         assert task.question.count(task.record_id) == 1
         assert user["content"].count("<answer>ZAHL</answer>") == 1
+
+
+RULES = [
+    "Ein Werkzeugaufruf steht immer außerhalb des geschlossenen Denkblocks, also danach und nie darin.",
+    "Schreibe pro Antwort nur einen Aufruf und warte dann auf das Ergebnis des Werkzeugs.",
+]
+ENDING = [
+    "Beende deine letzte Antwort mit <answer>ZAHL</answer>.",
+    "ZAHL ist eine ganze Zahl ohne Trennzeichen, und danach folgt nichts mehr.",
+]
+FIRST = ["Beginne mit genau diesem Aufruf:", "<tool_call>", "{lookup}", "</tool_call>"]
+EXPRESSION = (
+    "Rufe danach calculator mit dem Produkt der abgerufenen Werte auf: MENGE * EINZELPREIS als expression, nicht das fertige Ergebnis."
+)
+PROMPTS = {
+    "lookup": (FIRST, ["Lass danach calculator aus den abgerufenen Werten das Ergebnis berechnen; rechne nicht selbst."]),
+    "expression": (FIRST, [EXPRESSION]),
+    "none": (["Für diese Aufgabe stehen dir Werkzeuge zur Verfügung."], []),
+}
+"""Level -> what stands before and behind the rules that every level has, by hand."""
+
+
+def test_each_level_s_prompt_line_by_line() -> None:
+    assert tuple(PROMPTS) == LEVELS
+    for level, (first, then) in PROMPTS.items():
+        task = tasks.generate(section(scaffold=level), "dev", 1)[0]
+        assert task.scaffold == level
+        call = f'{{"name": "lookup", "arguments": {{"record_id": "{task.record_id}"}}}}'
+        expected = [task.question, "", *(line.replace("{lookup}", call) for line in first), *RULES, *then, *ENDING]
+        assert task.messages()[1]["content"].split("\n") == expected
+        assert task.messages()[0]["content"].startswith("Du bist ein sorgfältiger Assistent für Bestellungen")
+
+
+def test_only_the_level_differs_and_none_gives_more_away_than_it_says() -> None:
+    """The same seed asks the same questions at every level; operator and names of the facts stand at the level `expression` alone."""
+    splits = {level: all_splits(section(scaffold=level), (128, 32, 32)) for level in LEVELS}
+    for split in tasks.SPLITS:
+        plain = [[replace(task, scaffold="") for task in splits[level][split]] for level in LEVELS]
+        assert plain[0] == plain[1] == plain[2]
+    for level in LEVELS:
+        for task in splits[level]["train"]:
+            given = prompt(task).replace(task.question, "")
+            assert ("MENGE" in given, "*" in given, "Produkt" in given, "expression" in given) == (level == "expression",) * 4
+            assert (tasks.lookup_call(task.record_id) in given, "calculator" in given) == (level != "none",) * 2
+            assert not re.search(r"mal\b|multipli|[×·/+]", re.sub("<.*?>", "", given))
+
+
+def test_the_prompt_follows_from_the_record_alone(tmp_path: Path) -> None:
+    for level in LEVELS:
+        tasks.write_tasks(tmp_path / level, tasks.generate(section(scaffold=level), "dev", 4))
+        row = json.loads((tmp_path / level).read_text(encoding="utf-8").split("\n")[0])
+        assert list(row)[:4] == ["id", "split", "family", "scaffold"]
+        assert row["scaffold"] == level
+        assert [task.messages() for task in tasks.read_tasks(tmp_path / level)] == [
+            task.messages() for task in tasks.generate(section(scaffold=level), "dev", 4)
+        ]
 
 
 def test_sentences_are_well_formed() -> None:
@@ -192,7 +254,8 @@ SHARE = "expected 0 to {0}, found {1}; the split's share holds {0} of the 64 pai
         ({"quantity": (2, 9), "unit_price": (2, 9)}, "dev", -1, "tasks.splits.dev: " + SHARE.format(16, -1)),
         ({"quantity": (9, 2)}, "dev", 1, "tasks.quantity: expected 1 <= min <= max, found min 9, max 2"),
         ({"unit_price": (0, 20)}, "dev", 1, "tasks.unit_price: expected 1 <= min <= max, found min 0"),
-        ({"family": "order_sum"}, "dev", 1, "'order_sum' is not one of order_total"),
+        ({"family": "order_sum"}, "dev", 1, "tasks.family: 'order_sum' is not one of order_total"),
+        ({"scaffold": "full"}, "dev", 1, "tasks.scaffold: 'full' is not a level of family order_total: lookup, expression, none"),
         ({}, "base", 1, "'base' is not one of train, dev, test; for demo training use base_tasks"),
     ],
 )
@@ -205,7 +268,8 @@ def test_refused_sections(change: dict[str, object], split: str, count: int, mes
     ("change", "message"),
     [
         ({"quantity": (9, 2)}, "tasks.quantity: expected 1 <= min <= max, found min 9, max 2"),
-        ({"family": "order_sum"}, "'order_sum' is not one of order_total"),
+        ({"family": "order_sum"}, "tasks.family: 'order_sum' is not one of order_total"),
+        ({"scaffold": ""}, "tasks.scaffold: '' is not a level of family order_total: lookup, expression, none"),
     ],
 )
 def test_refused_base_sections(change: dict[str, object], message: str) -> None:
@@ -225,7 +289,7 @@ def test_a_jobs_section_is_all_that_its_split_needs() -> None:
     study = config.validate(study_file())
     for split in tasks.SPLITS:
         content = json.loads(canonical(sections(study)[f"tasks-{split}"]))
-        assert sorted(content) == ["count", "family", "quantity", "seed", "unit_price"]
+        assert sorted(content) == ["count", "family", "quantity", "scaffold", "seed", "unit_price"]
         job, count = config.validate(content, config.TaskSplit), getattr(study.tasks.splits, split)
         assert job.count == count
         assert tasks.generate(job, split, job.count) == tasks.generate(study.tasks, split, count)
@@ -235,7 +299,7 @@ def test_a_jobs_section_is_all_that_its_split_needs() -> None:
 def test_the_demos_sections_give_the_same_base_tasks_to_every_seed(name: str, model: type[config.DemoJob]) -> None:
     one, two = (sections(config.validate(study_file(seed=seed)))[name] for seed in (1, 2))
     assert one == two
-    assert sorted(one["tasks"]) == ["family", "quantity", "unit_price"]
+    assert sorted(one["tasks"]) == ["family", "quantity", "scaffold", "unit_price"]
     job = config.validate(one, model)
     assert tasks.base_tasks(job.tasks, 20, 1) == tasks.base_tasks(config.validate(study_file(seed=3)).tasks, 20, 1)
 
@@ -266,13 +330,16 @@ def test_a_family_is_one_function_and_its_templates(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(tasks, "FAMILIES", dict(tasks.FAMILIES))
     source = tmp_path / "trip.json"
     texts = {split: [f"{split}: Wie lang ist die Fahrt {{id}} nach {{ziel}}?"] for split in (*tasks.SPLITS, "base")}
-    source.write_text(json.dumps({"calculation": "Rechne TAGE * STRECKE.", **texts}))
+    levels = {"open": {"first": [], "then": ["Rechne TAGE * STRECKE."], "limit": "All is given"}}
+    source.write_text(json.dumps({"scaffolds": levels, **texts}))
 
     @tasks.family("trip", facts=("tage", "strecke"), source=source)
     def trip(rng: Random) -> dict[str, str]:
         return {"ziel": rng.choice(["Bonn", "Wien"])}
 
-    made = tasks.generate(section(family="trip"), "dev", 32)
+    with pytest.raises(ValueError, match=r"tasks\.scaffold: 'lookup' is not a level of family trip: open"):
+        tasks.generate(section(family="trip"), "dev", 32)
+    made = tasks.generate(section(family="trip", scaffold="open"), "dev", 32)
     assert list(made[0].facts) == ["tage", "strecke"]
     assert made[0].template == "trip/dev/01"
     assert "\nRechne TAGE * STRECKE.\n" in prompt(made[0])
@@ -286,7 +353,7 @@ def test_a_family_is_one_function_and_its_templates(tmp_path: Path, monkeypatch:
 def test_bad_templates_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str) -> None:
     monkeypatch.setattr(tasks, "FAMILIES", {})
     source = tmp_path / "trip.json"
-    source.write_text(json.dumps({"calculation": "", "dev": [text]}))
+    source.write_text(json.dumps({"scaffolds": {"lookup": {"first": [], "then": [], "limit": ""}}, "dev": [text]}))
     tasks.family("trip", facts=("tage", "strecke"), source=source)(lambda rng: {})
     with pytest.raises(ValueError, match=re.escape(message)):
         tasks.generate(section(family="trip", quantity=(7, 7)), "dev", 1)
@@ -321,6 +388,9 @@ ROW = dict(sorted(vars(order(12, 105)).items()))
         ({"id": "train-1"}, "expected id as train-0001"),
         ({"template": "order_total/test/01"}, "expected template as order_total/train/01"),
         ({"family": "order_sum"}, "expected family as one of order_total"),
+        ({"scaffold": "full"}, "found 'full', expected scaffold as one of lookup, expression, none"),
+        ({"scaffold": None}, "expected scaffold as"),
+        ({"scaffold": ...}, "expected an object with exactly the keys id, split, family, scaffold"),
         ({"record_id": "QXVT7"}, "expected record_id as 5 consonants"),
         ({"question": "Was kostet sie?"}, "expected question with the record id"),
         ({"question": None}, "expected question as"),
