@@ -64,7 +64,7 @@ KINDS: dict[EndKind, str | None] = {
 def test_each_end_counts_in_its_own_column(end: EndKind) -> None:
     segments = [Segment("prompt", [1, 2]), Segment("sampled", [3, 4, 5]), Segment("framing", [6])]
     outcome = Outcome(False, False, False, None, False, False, 1, end)
-    calls = [Call(0, None, None, "Fehler", "unparseable", False)]
+    calls = [Call(0, None, None, "Fehler", "invalid_json", False)]
     expected = ZERO | {"episodes": 1, "tool_calls": 1, "tool_errors": 1, "assistant_tokens": 3, "external_tokens": 1}
     if (column := KINDS[end]) is not None:
         expected[column] = 1

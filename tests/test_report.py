@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from agentrl.config import Statistics, validate
 from agentrl.manifest import write_json, write_text
 from agentrl.report import findings, points, probability, render, summarize
 from agentrl.sections import sections
-from agentrl.tasks import Task, write_tasks
+from agentrl.tasks import Task, read_tasks, write_tasks
 from agentrl.verdict import judge
 
 ALPHA = 0.05
@@ -186,7 +186,9 @@ def finished(tmp_path: Path, tasks: list[Task]) -> Path:
     write_json(study / "plan" / "preflight.json", groups)
     write_json(study / "config" / "plan.json", sections(validate(PILOT_RAW))["plan"])
     write_json(study / "plan" / "power.json", {"sentences": ["It sees little.", "It takes more.", "The gate errs."], "power": 0.1})
-    write_tasks(study / "tasks/dev/tasks.jsonl", tasks)
+    for split in ("dev", "test"):
+        frozen = [replace(task, id=f"{split}-{task.id[-4:]}", split=split, template=task.template.replace("dev", split)) for task in tasks]
+        write_tasks(study / "tasks" / split / "tasks.jsonl", frozen)
     write_text(study / "retention/items.jsonl", json.dumps({"id": "mgsm-de-001", "question": QUESTION, "answer": 391}) + "\n")
     gains: Mapping[str, int] = {"baseline": 0, "pilot/seed-42": 1, "placebo/seed-42": 0}
     for name, gain in gains.items():
@@ -228,6 +230,19 @@ def test_summary_collects_every_policy_and_measure(summary: dict[str, Any]) -> N
     ]
     assert any("training seeds" in limit for limit in summary["limits"])
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+
+
+@pytest.mark.parametrize(
+    ("level", "begin"),
+    [("lookup", "The first action is scaffolded: "), ("expression", "Both actions are scaffolded: "), ("none", "No action is scaffolded")],
+)
+def test_the_limits_name_the_frozen_scaffold(finished: Path, level: str, begin: str) -> None:
+    """Of the tasks that the verdict rests on, whatever the configuration says by now."""
+    file = finished / "tasks/test/tasks.jsonl"
+    write_tasks(file, [replace(task, scaffold=level) for task in read_tasks(file)])
+    (found,) = [limit for limit in summarize(finished, SETTINGS)["limits"] if "scaffold" in limit]
+    assert found.startswith(begin)
+    assert found.endswith(f"(tasks.scaffold: {level}).")
 
 
 def test_nothing_raw_enters_the_summary(summary: dict[str, Any], tasks: list[Task]) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Qwen3ForCausalLM
 
-from agentrl.config import Decoding, Study
+from agentrl.config import Decoding, Study, Success
 from agentrl.engine.base import Answer, EngineError, Request, Sample
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.engine.transformers import TransformersEngine
@@ -105,13 +105,21 @@ BROKEN: dict[str, Departure] = {
     "invented response while thinking": (lambda t: changed(t, second=turn(PRODUCT, thought=response(t))), (True, True, 0, "answer")),
     "invented response with the answer": third("<tool_response>\n2700\n</tool_response><answer>2700</answer>", "answer"),
     "invented turn of the user": third("<|im_start|>user\n2700\n<answer>2700</answer>", "answer"),
-    "whole transcript in one turn": (lambda t: [look_up(t) + response(t) + calculate() + answer(), answer()], (True, False, 1, "answer")),
+    "whole transcript in one turn": (lambda t: [look_up(t) + response(t) + calculate() + answer()], (False, False, 0, "answer")),
+    "whole transcript without thinking": (
+        lambda t: [lookup_call(t.record_id) + response(t) + PRODUCT + "<answer>2700</answer>", answer()], (True, False, 1, "answer"),
+    ),
     "calculator with the bare result": (lambda t: changed(t, second=calculate("2700")), (True, False, 0, "answer")),
     "calculator with the result times one": (lambda t: changed(t, second=calculate("2700 * 1")), (True, False, 0, "answer")),
     "calculator with the sum": (lambda t: changed(t, second=calculate("36 + 75")), (True, False, 0, "answer")),
     "calculator before lookup": (lambda t: [calculate(), look_up(t), answer()], (True, False, 0, "answer")),
-    "calculator before and after lookup": (lambda t: [calculate(), *expert(t)], (True, True, 0, "answer")),
     "both calls in one turn": (lambda t: [look_up(t) + PRODUCT, answer()], (True, False, 1, "answer")),
+    "both calls in nested thoughts": (
+        lambda t: [f"<think>a<think>b</think>{lookup_call(t.record_id)}</think>", answer()], (False, False, 0, "malformed"),
+    ),
+    "lookup before a thought that closes later": (
+        lambda t: changed(t, first=f"{lookup_call(t.record_id)}<think>hm</think>"), (False, False, 0, "malformed"),
+    ),
     "lookup inside thinking": (lambda t: changed(t, first=turn("Ich warte.", lookup_call(t.record_id))), (False, False, 0, "malformed")),
     "product inside thinking": (lambda t: [look_up(t), turn("<answer>2700</answer>", PRODUCT)], (True, False, 0, "answer")),
     "product in thinking that never closes": (lambda t: [look_up(t), "<think>" + PRODUCT], (True, False, 0, "malformed")),
@@ -131,11 +139,10 @@ BROKEN: dict[str, Departure] = {
     "negative answer": third("<answer>-2700</answer>", "answer"),
     "wrong id": (lambda t: changed(t, first=turn(lookup_call("BBBBB"))), (False, False, 1, "answer")),
     "lookup repeated": (lambda t: [look_up(t), *expert(t)], (True, True, 0, "answer")),
-    "lookup again behind the product": (lambda t: [look_up(t), calculate(), look_up(t), answer()], (True, True, 0, "answer")),
-    "product repeated": (lambda t: [look_up(t), calculate(), calculate(), answer()], (True, True, 0, "answer")),
     "another calculation first": (lambda t: [look_up(t), calculate("1 + 1"), calculate(), answer()], (True, True, 0, "answer")),
     "unparseable product": (lambda t: changed(t, second=turn("<tool_call>36 * 75</tool_call>")), (True, False, 1, "answer")),
     "refused product": (lambda t: changed(t, second=calculate("36 x 75")), (True, False, 1, "answer")),
+    "product under another key": (lambda t: changed(t, second=calculate().replace("arguments", "parameters")), (True, False, 1, "answer")),
     "unknown tool": (lambda t: changed(t, second=calculate().replace("calculator", "rechner")), (True, False, 1, "answer")),
 }  # fmt: skip
 
@@ -151,6 +158,29 @@ def test_each_departure_breaks_success(say: Say, task: Task, study: Study, name:
     expected = weights.lookup * looked_up + weights.calculation * calculated - weights.tool_error * errors
     assert shaped(outcome, weights) == pytest.approx(max(0.0, expected))
     check_record(played, budget=AMPLE)
+
+
+DETOURS: dict[str, tuple[Callable[[Task], Turns], str]] = {
+    "calculator before and after lookup": (lambda t: [calculate(), *expert(t)], "extra_calculation"),
+    "product repeated": (lambda t: [look_up(t), calculate(), calculate(), answer()], "extra_calculation"),
+    "lookup again behind the product": (lambda t: [look_up(t), calculate(), look_up(t), answer()], "repeated_lookup"),
+    "another calculation first": (lambda t: [look_up(t), calculate("1 + 1"), calculate(), answer()], "late_calculation"),
+    "two calls in one turn": (lambda t: [look_up(t) + PRODUCT, calculate(), answer()], "second_call"),
+    "an invented response": (lambda t: changed(t, second=turn(PRODUCT, thought=response(t))), "invented_text"),
+}
+"""Turns that reach both milestones and the right answer, and the one rule that they depart from."""
+
+
+@pytest.mark.parametrize("name", DETOURS)
+@pytest.mark.parametrize("effect", ["breaks", "allowed"])
+def test_a_detour_breaks_success_where_its_rule_says_so(say: Say, task: Task, study: Study, name: str, effect: str) -> None:
+    """And never earns more, or costs more, than the milestones and tool errors that the reward counts."""
+    build, rule = DETOURS[name]
+    outcome = say(task, *build(task), success=study.protocol.success.model_copy(update={rule: effect})).outcome
+    assert (outcome.lookup, outcome.calculation, outcome.answer_correct) == (True, True, True)
+    assert (outcome.workflow, outcome.strict) == (effect == "allowed",) * 2
+    whole = 1.0 if effect == "allowed" else study.reward.lookup + study.reward.calculation
+    assert shaped(outcome, study.reward) == pytest.approx(whole - study.reward.tool_error * (name == "two calls in one turn"))
 
 
 def spelled(chat: ChatProtocol, token: str) -> list[int]:
@@ -169,7 +199,11 @@ def test_a_spelled_stop_token_hides_nothing(say: Say, chat: ChatProtocol, task: 
     plain = [encode_turn(chat, said) for said in expert(task)]
     for index in range(3):
         assert not say(task, *plain[:index], hidden[index], *plain[index + 1 :]).outcome.workflow
-    assert say(task, *plain[:2], plain[2][:-1] + fake + plain[2]).outcome.answer is None
+    bare = encode_turn(chat, "<answer>2700</answer>")
+    assert say(task, *plain[:2], bare[:-1] + fake + bare).outcome.answer is None
+    again = say(task, *plain[:2], plain[2][:-1] + fake + plain[2]).outcome
+    assert again.answer == 2700, "all before the second thought's end is thinking"
+    assert again.strict == (token == END_OF_TEXT), "an end of turn is never the policy's to spell, in thinking neither"
     assert say(task, *plain[:2], plain[2][:-1] + fake + [chat.end_of_turn]).outcome.answer is None
     assert say(task, *plain).outcome.strict
 
@@ -181,32 +215,37 @@ def test_end_of_text_ends_a_turn_but_calls_nothing(say: Say, chat: ChatProtocol,
     assert not say(task, first).calls
     assert say(task, look_up(task), second).outcome.end == "malformed"
     assert say(task, look_up(task), calculate(), third).outcome.strict
-    both = [*encode_turn(chat, look_up(task))[:-1], *third]
+    both = [*encode_turn(chat, look_up(task) + "<answer>2700</answer>")[:-1], end_of_text]
     assert say(task, look_up(task), calculate(), both).outcome.end == "malformed", "an answer beside an unanswered call"
+
+
+def failing(study: Study, breaks: bool) -> Success:
+    """The study's rules with that of a failed call set."""
+    return study.protocol.success.model_copy(update={"failed_call": "breaks" if breaks else "allowed"})
 
 
 @pytest.mark.parametrize("breaks", [False, True])
 @pytest.mark.parametrize("failed", [calculate("36 x 75"), calculate("1 / 0"), turn("<tool_call>?</tool_call>"), turn(lookup_call("BBBBB"))])
 def test_a_failed_call_between_costs_reward_and_perhaps_success(say: Say, task: Task, study: Study, failed: str, breaks: bool) -> None:
-    outcome = say(task, look_up(task), failed, calculate(), answer(), failed_call_breaks_success=breaks).outcome
+    outcome = say(task, look_up(task), failed, calculate(), answer(), success=failing(study, breaks)).outcome
     assert (outcome.calculation, outcome.answer_correct, outcome.tool_errors) == (True, True, 1)
     assert outcome.strict is not breaks
     assert shaped(outcome, study.reward) == pytest.approx(0.35 if breaks else 0.95)
 
 
 @pytest.mark.parametrize("breaks", [False, True])
-def test_two_calls_in_one_turn_break_success_whatever_follows(say: Say, task: Task, breaks: bool) -> None:
-    played = say(task, look_up(task) + PRODUCT, calculate(), answer(), failed_call_breaks_success=breaks)
+def test_two_calls_in_one_turn_break_success_whatever_follows(say: Say, task: Task, study: Study, breaks: bool) -> None:
+    played = say(task, look_up(task) + PRODUCT, calculate(), answer(), success=failing(study, breaks))
     assert [call.error for call in played.calls] == [None, "second_call", None]
     assert (played.outcome.calculation, played.outcome.answer_correct, played.outcome.tool_errors) == (True, True, 1)
     assert not played.outcome.strict
 
 
 @pytest.mark.parametrize("breaks", [False, True])
-def test_a_failed_call_outside_the_two_never_breaks_success(say: Say, task: Task, breaks: bool) -> None:
+def test_a_failed_call_outside_the_two_never_breaks_success(say: Say, task: Task, study: Study, breaks: bool) -> None:
     wrong = turn(lookup_call("BBBBB"))
-    assert say(task, wrong, *expert(task), failed_call_breaks_success=breaks).outcome.strict
-    assert say(task, look_up(task), calculate(), wrong, answer(), failed_call_breaks_success=breaks).outcome.strict
+    assert say(task, wrong, *expert(task), success=failing(study, breaks)).outcome.strict
+    assert say(task, look_up(task), calculate(), wrong, answer(), success=failing(study, breaks)).outcome.strict
 
 
 def test_tool_turns_are_capped(say: Say, task: Task) -> None:
@@ -336,7 +375,10 @@ def test_any_course_under_any_budget(chat: ChatProtocol, study: Study, task: Tas
     assert len(engine.seen) == len(played.sampled)
     if played.outcome.strict:
         called = [name for name in course[: len(played.sampled)] if name not in ("wrong", "broken")]
-        assert called in (["look_up", "calculate", "answer"], ["both", "calculate", "answer"])
+        at = called.index("look_up")
+        assert called[at + 1] == "calculate", "the next successful call calculates"
+        assert called[-1] == "answer"
+        assert set(called[:at] + called[at + 1 : -1]) <= {"look_up", "calculate"}, "repeats are allowed"
     retained = {name: any(c.name == name and c.retained and c.error is None for c in played.calls) for name in ("lookup", "calculator")}
     assert played.outcome.lookup == retained["lookup"]
     assert played.outcome.calculation <= retained["calculator"]

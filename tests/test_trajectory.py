@@ -20,7 +20,7 @@ RECORD = Trajectory(
         Segment("framing", [9]),
         Segment("sampled", [10], [-2.25], "length"),
     ],
-    [Call(0, "lookup", {"record_id": "ÄÖ\u2028\x85"}, "x\ny", None, True), Call(1, None, None, "Fehler", "unparseable", False)],
+    [Call(0, "lookup", {"record_id": "ÄÖ\u2028\x85"}, "x\ny", None, True), Call(1, None, None, "Fehler", "invalid_json", False)],
     Outcome(True, False, False, None, False, False, 1, "token_cap"),
     "transformers",
 )
@@ -51,7 +51,7 @@ def test_same_record_same_bytes_and_no_empty_fields(tmp_path: Path) -> None:
     one, two = write(tmp_path / "a", RECORD), write(tmp_path / "b", Trajectory.from_json(RECORD.to_json()))
     assert one.read_bytes() == two.read_bytes()
     data = json.loads(one.read_text())
-    assert data["version"] == trajectory.VERSION == 1
+    assert data["version"] == trajectory.VERSION == 2
     assert "reward" not in data
     assert "logprobs" not in data["segments"][0]
 
@@ -79,7 +79,7 @@ def changed(**fields: object) -> bytes:
         (b"[]\n", "TypeError"),
         (b"3\n", "TypeError"),
         (b"{}\n", "version"),
-        (changed(version=2), "record version 2, this code reads version 1"),
+        (changed(version=1), "record version 1, this code reads version 2"),
         (changed(speed=1), "speed"),
         (changed(segments=[{"kind": "prompt", "ids": [1], "color": 1}]), "color"),
         (changed(key={"policy": "baseline"}), "missing"),
