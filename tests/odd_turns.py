@@ -87,7 +87,7 @@ def calling(record_id: str, speller: Speller, rng: Random, known: bool = False) 
     if not known and rng.random() < 0.02:  # a call that never closes
         text, mangled[-1] = text.rstrip()[: text.rindex("</tool_call>")], True
     if rng.random() < 0.1 and not mangled[-1]:
-        text += "<think>" + rng.choice(THOUGHTS) + rng.choice(("</think>", ""))
+        text += "<think>" + rng.choice(THOUGHTS)  # closed, it would make all before it thinking
     calls = tuple((None, None) if bad else _load(call) for call, bad in zip(written, mangled, strict=True))
     return Said(seen(text), speller.turn(text, rng), calls)
 
@@ -98,8 +98,9 @@ def _load(call: str) -> Made:
 
 
 def closing(speller: Speller, rng: Random, known: bool = False) -> Said:
-    """A turn without a call: an answer, silence, or a call that stands in thinking."""
-    text = rng.choice(("<answer>7</answer>", "", "Fertig.", "<think>nur so: <tool_call>{}</tool_call>", "</tool_call>", STRAY))
+    """A turn without a call: an answer, silence, or a call that stands in thinking. `known`: in thinking that was opened before it."""
+    late = () if known else ("<tool_call>{}</tool_call><think>nur so</think>", "<think><think></think><tool_call>{}</tool_call></think>")
+    text = rng.choice(("<answer>7</answer>", "", "Fertig.", "<think>nur so: <tool_call>{}</tool_call>", "</tool_call>", STRAY, *late))
     text = thinking(rng, known) + text
     return Said(seen(text), speller.turn(text, rng), ())
 
@@ -169,13 +170,13 @@ MANGLED: tuple[Callable[[str], str], ...] = (
     lambda call: call + call,
     lambda call: f"[{call}]",
     lambda call: f"{call}//",
-    lambda call: f"{call}<think>?</think>",
     lambda call: f"<tool_call>{call}",
     lambda call: call.replace('"', "'", 1),
     lambda call: call.replace(":", "=", 1) if ":" in call else "",
     lambda call: call[:-1] + ',"id":1}',
     lambda call: call[:-1] + ',"name":"lookup"}',
     lambda call: '{"name":"lookup"}',
+    lambda call: '{"name":"lookup","parameters":{"record_id":"A"}}',
     lambda call: '{"name":null,"arguments":{}}',
     lambda call: '{"name":"lookup","arguments":"{}"}',
     lambda call: '{"name":"lookup","arguments":{"record_id":NaN}}',

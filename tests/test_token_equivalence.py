@@ -285,6 +285,8 @@ SAME: dict[str, tuple[int, Callable[[Task], list[str]]]] = {
     "id is a number": (2, lambda t: [call('{"name": "lookup", "arguments": {"record_id": 7}}'), ANSWER]),
     "refused expression": (3, lambda t: [calculator_call("__import__('os')"), calculator_call("1 / 0"), ANSWER]),
     "expression is null": (2, lambda t: [call('{"name": "calculator", "arguments": {"expression": null}}'), ANSWER]),
+    "thinking inside a call": (1, lambda t: [call(f'{{"name": "lookup", <think></think>"arguments": {{"record_id": "{t.record_id}"}}}}')]),
+    "two thoughts opened, one closed": (2, lambda t: [f"<think>a<think>b</think>{lookup_call(t.record_id)}", ANSWER]),
     "no call": (1, lambda t: [ANSWER]),
     "nothing": (1, lambda t: [""]),
     "call in thinking": (1, lambda t: [thought("Fertig.", lookup_call(t.record_id))]),
@@ -333,9 +335,12 @@ def test_an_end_of_turn_in_ordinary_tokens_ends_nothing(loops: Loops) -> None:
 # 3. Where TRL differs
 
 
-NOT_JSON = "Fehler: Aufruf ist kein gültiges JSON mit name und arguments"
+NOT_JSON = "Fehler: Aufruf ist kein gültiges JSON"
+UNCLOSED = "Fehler: Aufruf ist nicht abgeschlossen"
+UNRECORDABLE = "Fehler: Aufruf enthält eine unmögliche Zahl, ein ungültiges Zeichen oder zu viele Ebenen"
+KEYS = "Fehler: Aufruf braucht genau name und arguments, gefunden: "
 NO_SUCH_ID = "Fehler: unbekannte Kennung"
-ARGUMENTS = "Fehler: falsche Argumente"
+ARGUMENTS = "Fehler: lookup braucht genau das Argument record_id"
 OTHER: dict[str, tuple[str, str, str | None]] = {
     # The text of a failure: GRPOTrainer._tool_call_loop answers str({"error": str(exception)}).
     "unknown tool": ('{"name": "reset", "arguments": {}}', "Fehler: unbekanntes Werkzeug", "{'error': 'Tool reset not found.'}"),
@@ -351,20 +356,27 @@ OTHER: dict[str, tuple[str, str, str | None]] = {
     "no JSON": ("lookup('BBBBB')", NOT_JSON, None),
     "one brace too many": ('{"name": "lookup", "arguments": {"record_id": "BBBBB"}}}', NOT_JSON, None),
     "line break in a string": ('{"name": "lookup", "arguments": {"record_id": "BBBBB\n"}}', NOT_JSON, None),
-    "a list": ('[{"name": "lookup", "arguments": {"record_id": "BBBBB"}}]', NOT_JSON, None),
-    "no name": ('{"arguments": {"record_id": "BBBBB"}}', NOT_JSON, None),
-    "thinking inside": ('{"name": "lookup", <think></think>"arguments": {"record_id": "BBBBB"}}', NOT_JSON, None),
+    "a list": ('[{"name": "lookup", "arguments": {"record_id": "BBBBB"}}]', "Fehler: Aufruf ist kein JSON-Objekt", None),
+    "no name": ('{"arguments": {"record_id": "BBBBB"}}', KEYS + "arguments", None),
     # transformers' chat_parsing `_json` is json.loads, and TRL's _validate_tool_calls looks only at the name: these are calls for TRL.
-    "key twice": ('{"name": "reset", "name": "lookup", "arguments": {"record_id": "BBBBB"}}', NOT_JSON, NO_SUCH_ID),
-    "key too many": ('{"id": 1, "name": "lookup", "arguments": {"record_id": "BBBBB"}}', NOT_JSON, NO_SUCH_ID),
-    "nested argument": ('{"name": "lookup", "arguments": {"record_id": ["BBBBB"]}}', NOT_JSON, NO_SUCH_ID),
-    "NaN": ('{"name": "lookup", "arguments": {"record_id": NaN}}', NOT_JSON, NO_SUCH_ID),
-    "lone surrogate": (r'{"name": "lookup", "arguments": {"record_id": "\ud800"}}', NOT_JSON, NO_SUCH_ID),
+    "key twice": (
+        '{"name": "reset", "name": "lookup", "arguments": {"record_id": "BBBBB"}}', "Fehler: Aufruf nennt einen Schlüssel mehrmals",
+        NO_SUCH_ID,
+    ),
+    "key too many": (
+        '{"id": 1, "name": "lookup", "arguments": {"record_id": "BBBBB"}}', KEYS + "name und arguments und anderes", NO_SUCH_ID,
+    ),
+    "nested argument": (
+        '{"name": "lookup", "arguments": {"record_id": ["BBBBB"]}}', "Fehler: arguments darf keine Listen oder Objekte enthalten",
+        "Fehler: record_id muss ein Text sein",
+    ),
+    "NaN": ('{"name": "lookup", "arguments": {"record_id": NaN}}', UNRECORDABLE, "Fehler: record_id muss ein Text sein"),
+    "lone surrogate": (r'{"name": "lookup", "arguments": {"record_id": "\ud800"}}', UNRECORDABLE, NO_SUCH_ID),
     "arguments missing": (
-        '{"name": "lookup"}', NOT_JSON, """{'error': "Environment.lookup() missing 1 required positional argument: 'record_id'"}""",
+        '{"name": "lookup"}', KEYS + "name", """{'error': "Environment.lookup() missing 1 required positional argument: 'record_id'"}""",
     ),
     # In transformers' ResponseParser._watchlist only </tool_call> ends a call; for us a thinking block is private wherever it stands.
-    "thinking inside a string": ('{"name": "lookup", "arguments": {"record_id": "<think>"}}', NOT_JSON, NO_SUCH_ID),
+    "thinking inside a string": ('{"name": "lookup", "arguments": {"record_id": "<think>"}}', UNCLOSED, NO_SUCH_ID),
 }  # fmt: skip
 
 
@@ -403,7 +415,7 @@ def test_trl_sees_no_call_where_one_never_closes(loops: Loops) -> None:
     """transformers' `ResponseParser.feed` closes the call behind the end-of-turn token, which is no JSON."""
     turn, last = loops.ids([PRODUCT.removesuffix("</tool_call>"), ANSWER])
     played = loops.one([turn, last])
-    assert played.ours.completion == turn + loops.encode(OPEN + NOT_JSON + CLOSE) + last
+    assert played.ours.completion == turn + loops.encode(OPEN + UNCLOSED + CLOSE) + last
     assert played.trl.completion == turn
 
 
@@ -417,9 +429,18 @@ def test_trl_runs_the_call_of_a_turn_that_the_budget_cut(loops: Loops, cut: str)
     assert loops.trainer.environments[0]._errors == [None]
 
 
-def test_trl_runs_a_call_before_a_lone_end_of_thinking(loops: Loops) -> None:
-    """trl's `qwen3_template` opens thinking at <think> only; for us all before a lone </think> was thought."""
-    turn, last = loops.ids([f"hm {PRODUCT} hm</think>", ANSWER])
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"hm {PRODUCT} hm</think>",
+        f"<think>a<think>b</think>{PRODUCT}</think>",
+        f"{PRODUCT}<think>hm</think>",
+        f"{PRODUCT}</think></think>",
+    ],
+)
+def test_trl_runs_a_call_before_the_last_end_of_thinking(loops: Loops, said: str) -> None:
+    """trl's `qwen3_template` opens thinking at <think> and ends it at the next </think>; Qwen3's chat template, and we, at the last one."""
+    turn, last = loops.ids([said, ANSWER])
     played = loops.one([turn, last])
     assert played.ours.completion == turn
     assert played.trl.completion == turn + loops.encode(f"{OPEN}132{CLOSE}") + last
@@ -440,7 +461,7 @@ def test_trl_dies_of_deep_nesting(loops: Loops) -> None:
     turn, last = loops.ids([call("[" * 1400), ANSWER])
     assert len(turn) < 768, "a sampler can do that within the pilot's budget"
     ((episode, stream), *_) = play(loops.tasks[:1], [[turn, last]], loops.chat, loops.protocol.model_copy(update={"budget": AMPLE}))
-    assert stream.completion == turn + loops.encode(OPEN + NOT_JSON + CLOSE) + last
+    assert stream.completion == turn + loops.encode(OPEN + UNRECORDABLE + CLOSE) + last
     assert episode.outcome.tool_errors == 1
     with pytest.raises(RecursionError):
         loops.one([turn, last])
