@@ -108,8 +108,8 @@ def play(study: Study, chat: ChatProtocol, tiny_model: Qwen3ForCausalLM, tasks: 
     decoding = Decoding(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=42)
     rollout = Rollout(TransformersEngine(tiny_model, decoding, chat.stop_ids, 0), chat, study.protocol.model_copy(update={"budget": 10}))
 
-    def run(size: int, count: int = 4, trials: int = 2) -> dict[Key, Trajectory]:
-        found = episodes(rollout, tasks[:count], trials, size, "baseline", 0, 42)
+    def run(size: int, count: int = 4, trials: int = 2, policy: str = "baseline", step: int = 0, seed: int = 42) -> dict[Key, Trajectory]:
+        found = episodes(rollout, tasks[:count], trials, size, policy, step, seed)
         return {episode.key: episode for batch in found for episode in batch}
 
     return run
@@ -130,3 +130,15 @@ def test_more_trials_or_tasks_leave_the_others_as_they_were(play: Callable[..., 
     whole = ids(play(8))
     fewer = ids(play(8, count=3, trials=1))
     assert fewer == {key: whole[key] for key in fewer}
+
+
+def test_an_unchanged_policy_differs_in_no_episode(play: Callable[..., dict[Key, Trajectory]]) -> None:
+    """The start sampled once more under a candidate's name and step: the same ids, so 0 items differ and the gates see nothing."""
+    before = {(key.task, key.trial): found for key, found in ids(play(8)).items()}
+    after = {(key.task, key.trial): found for key, found in ids(play(8, policy="x/seed-1", step=32)).items()}
+    assert [place for place, found in before.items() if after[place] != found] == []
+    assert len({tuple(found) for found in before.values()}) == 8, "tasks and trials draw from streams of their own"
+
+
+def test_another_decoding_seed_draws_other_streams(play: Callable[..., dict[Key, Trajectory]]) -> None:
+    assert not set(map(tuple, ids(play(8)).values())) & set(map(tuple, ids(play(8, seed=43)).values()))

@@ -22,7 +22,7 @@ from agentrl import inference
 from agentrl.inference import COVERS, INFERENTIAL_SEEDS, crossed_bootstrap, holm, two_way_mean
 from agentrl.scores import StatisticsError
 from agentrl.statistics import item_bootstrap
-from agentrl.variance import SEED_FOLD, anova, satterthwaite
+from agentrl.variance import SEED_FOLD, anova, satterthwaite, within_items
 
 pytestmark = pytest.mark.filterwarnings("error")
 unhurried = settings(deadline=None, max_examples=60)
@@ -107,12 +107,25 @@ class TestTwoWay:
         assert (result.df, result.p) == (pytest.approx(4), pytest.approx(expected.pvalue))
 
     def test_trial_and_interaction_components(self) -> None:
-        cube = random_cube(3)
-        parts = two_way_mean(frame(cube)).components
-        assert parts.trial == pytest.approx(cube.var(axis=2, ddof=1).mean())
+        parts = two_way_mean(frame(random_cube(3))).components
+        assert parts.trial == pytest.approx(0.01, rel=0.2)
+        assert parts.stream < 0.002
         assert parts.residual == pytest.approx(parts.interaction + parts.trial / 3)
-        noisy = np.zeros((4, 2, 2)) + np.array([0.5, -0.5])  # every cell mean is 0, trials are not
-        assert two_way_mean(frame(noisy + np.linspace(0, 0.4, 4)[:, None, None])).components.truncated == ("interaction",)
+        noisy = np.array([[0.5, -0.5], [-0.5, 0.5]]) + np.linspace(0, 0.4, 4)[:, None, None]  # trials differ, no cell mean does
+        assert two_way_mean(frame(noisy)).components.truncated == ("stream", "interaction")
+
+    def test_trials_that_all_seeds_share_by_hand(self) -> None:
+        crossing, alike = [[0, 1], [1, 0]], [[0, 1], [0, 1]]  # seeds x trials
+        assert within_items(np.array([crossing], dtype=float)) == pytest.approx((1, -0.5))
+        assert within_items(np.array([alike], dtype=float)) == pytest.approx((0, 0.5))
+        assert within_items(np.array([crossing, alike], dtype=float)) == pytest.approx((0.5, 0))
+
+    def test_what_all_seeds_share_of_a_trial_is_item_variance(self) -> None:
+        cube = np.repeat(0.2 * np.random.default_rng(8).standard_normal((400, 1, 4)), 5, axis=1)
+        few, many = (two_way_mean(frame(np.clip(cube[:, :k], -1, 1))) for k in (2, 5))
+        assert few.se == pytest.approx(many.se)
+        assert (many.components.stream, many.components.trial, many.components.interaction) == pytest.approx((0.04, 0, 0), abs=0.004)
+        assert many.components.item == pytest.approx(0.04 / 4, rel=0.2)
 
     def test_components_are_unbiased(self) -> None:
         rng = np.random.default_rng(4)
@@ -124,7 +137,7 @@ class TestTwoWay:
         assert found == pytest.approx([0.16, 0.09, 0.04], rel=0.04)
         assert squares.variance.mean() == pytest.approx(studies.mean(axis=(1, 2)).var(), rel=0.06)
 
-    def test_shared_baseline_noise_is_item_variance_and_more_seeds_do_not_average_it(self) -> None:
+    def test_shared_stream_noise_is_item_variance_and_more_seeds_do_not_average_it(self) -> None:
         rng = np.random.default_rng(5)
         noise = rng.choice([-0.5, 0.5], size=(400, 1, 1))  # only the baseline varies: every seed sees the same difference
         few, many = (two_way_mean(frame(np.repeat(noise, k, axis=1))) for k in (2, 10))

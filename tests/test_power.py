@@ -102,7 +102,7 @@ class TestMcnemar:
 
 class TestT:
     def test_one_seed_is_the_one_sample_t_test(self) -> None:
-        design, spread = Design(40, trials=4), Spread(item=0.05, trial=0.2, baseline=0.1)
+        design, spread = Design(40, trials=4), Spread(item=0.05, trial=0.2, stream=0.1)
         sd = math.sqrt(0.05 + 0.3 / 4)
         expected = stats.nct.sf(stats.t.ppf(0.975, 39), 39, 0.1 / (sd / math.sqrt(40)))
         assert t_power(design, 0.1, spread) == pytest.approx(expected)
@@ -118,7 +118,7 @@ class TestT:
     def test_agrees_with_simulated_studies(self, design: Design, spread: Spread, gain: float) -> None:
         rng, studies = np.random.default_rng(0), 3000
         n, k, trials = design.items, design.seeds, design.trials
-        item = math.sqrt(spread.item + spread.baseline / trials) * rng.standard_normal((studies, n, 1))
+        item = math.sqrt(spread.item + spread.stream / trials) * rng.standard_normal((studies, n, 1))
         seed = math.sqrt(spread.seed) * rng.standard_normal((studies, 1, k))
         data = gain + item + seed + math.sqrt(spread.interaction + spread.trial / trials) * rng.standard_normal((studies, n, k))
         squares = anova(data)
@@ -157,37 +157,74 @@ class TestSpread:
             se, df = assumed_spread(0.2, repeatable=share).error(Design(50))
             assert (se**2 * 50, df) == (pytest.approx(0.2), 49)
 
+    @pytest.mark.parametrize("flips", [0.1, 0.5], ids=["shared streams", "streams of their own"])
     @pytest.mark.parametrize("seeds", [1, 6])
-    def test_observed_spread_finds_what_made_the_data(self, seeds: int) -> None:
-        rng, items, trials = np.random.default_rng(1), 4000, 3
-        names = [f"i{i}" for i in range(items)]
-        rate = rng.uniform(0.3, 0.5, items)
-        effect = rng.normal(0.1, 0.1, items)
-
-        def scores(p: np.ndarray) -> pd.DataFrame:
-            outcomes = (rng.random((items, trials)) < p[:, None]).astype(int)
-            return pd.DataFrame({"item": np.repeat(names, trials), "trial": np.tile(range(trials), items), "score": outcomes.ravel()})
-
-        baseline, candidates = scores(rate), {s: scores(rate + effect) for s in range(seeds)}
-        found = observed_spread(two_way_mean(seed_differences(baseline, candidates)), baseline)
-        assert found.item == pytest.approx(0.01, abs=0.006)
-        assert found.baseline == pytest.approx(np.mean(rate * (1 - rate)), rel=0.05)
-        assert found.trial == pytest.approx(np.mean((rate + effect) * (1 - rate - effect)), rel=0.05)
+    def test_observed_spread_finds_what_made_the_data(self, seeds: int, flips: float) -> None:
+        made, found = Tied(flips), observed_spread(two_way_mean(Tied(flips).differences(4000, 3, seeds, np.random.default_rng(1))))
+        assert found.item == pytest.approx(made.item, abs=0.006)
+        if seeds == 1:
+            assert (found.trial, found.stream) == (pytest.approx(made.trial + made.stream, rel=0.05), 0)
+        else:
+            assert (found.trial, found.stream) == (pytest.approx(made.trial, rel=0.05), pytest.approx(made.stream, rel=0.1))
+        assert found.interaction == pytest.approx(0, abs=0.004)
         assert found.seed < 1e-4
+
+    def test_observed_spread_foretells_more_trials(self) -> None:
+        """Planned from studies with 2 trials, the standard error with 8 is that of studies with 8."""
+        rng, made, items, seeds = np.random.default_rng(2), Tied(0.1), 60, 4
+        spread = observed_spread(two_way_mean(made.differences(3000, 2, seeds, rng)))
+        studies = (made.outcomes(items, 8, seeds, rng) for _ in range(400))
+        means = [candidates.mean() - baseline.mean() for baseline, candidates in studies]
+        assert spread.error(Design(items, 8, seeds))[0] == pytest.approx(np.std(means), rel=0.1)
+
+    def test_equally_good_policies_share_half_of_the_trial_noise_however_closely_streams_tie_them(self) -> None:
+        for flips in (0.05, 0.2, 0.5):
+            made, rng = Tied(flips, help_most=0.0), np.random.default_rng(3)
+            cube = made.differences(4000, 3, 5, rng)
+            expected = assumed_spread(float((cube["difference"] != 0).mean()), repeatable=0.0)
+            found = observed_spread(two_way_mean(cube))
+            assert (found.trial, found.stream) == (pytest.approx(expected.trial, rel=0.05), pytest.approx(expected.stream, rel=0.1))
 
     def test_one_trial_leaves_everything_where_it_is(self) -> None:
         baseline = pd.DataFrame({"item": ["a", "b", "c"], "trial": 0, "score": [0, 1, 0]})
         candidates = {1: baseline.assign(score=[1, 1, 0]), 2: baseline.assign(score=[1, 0, 0])}
         estimate = two_way_mean(seed_differences(baseline, candidates))
-        found = observed_spread(estimate, baseline)
-        assert (found.item, found.interaction, found.trial, found.baseline) == (
-            estimate.components.item,
-            estimate.components.residual,
-            0,
-            0,
-        )
-        with pytest.raises(StatisticsError, match="but the estimate has"):
-            observed_spread(estimate, baseline.head(2))
+        found, parts = observed_spread(estimate), estimate.components
+        assert (found.item, found.interaction, found.trial, found.stream) == (parts.item, parts.residual, 0, 0)
+        with pytest.raises(StatisticsError, match="one item only"):
+            observed_spread(two_way_mean(seed_differences(baseline.head(1), {1: baseline.head(1)})))
+
+
+class Tied:
+    """Policies tied by streams: a stream holds success with probability 1/2, and each policy reads it wrongly with probability `flips`.
+
+    So every policy succeeds half of the time, with variance v = 1/4, and two have covariance c = (1 - 2 flips)^2 / 4. A candidate also
+    succeeds whatever it read with probability g, uniform in [0, help_most] per item. Given g, with a and a' two candidates, b the baseline:
+    E(a - b) = g / 2, Cov(a, b) = (1 - g) c, Cov(a, a') = (1 - g)^2 c, Var(a) = (1 + g) (1 - g) / 4.
+    """
+
+    def __init__(self, flips: float, help_most: float = 0.4) -> None:
+        self.flips, self.most = flips, help_most
+        c, g = (1 - 2 * flips) ** 2 / 4, (np.arange(1000) + 0.5) / 1000 * help_most
+        stream = (1 - g) ** 2 * c - 2 * (1 - g) * c + 0.25
+        self.item, self.stream = help_most**2 / 12 / 4, stream.mean()
+        self.trial = ((1 - g**2) / 4 + 0.25 - 2 * (1 - g) * c - stream).mean()
+
+    def outcomes(self, items: int, trials: int, seeds: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """The baseline's (items, trials) and the candidates' (seeds, items, trials)."""
+        held = rng.random((items, trials)) < 0.5
+        read = held ^ (rng.random((seeds + 1, items, trials)) < self.flips)
+        helped = rng.random((seeds, items, trials)) < self.most * rng.random((items, 1))
+        return read[0], read[1:] | helped
+
+    def differences(self, items: int, trials: int, seeds: int, rng: np.random.Generator) -> pd.DataFrame:
+        baseline, candidates = self.outcomes(items, trials, seeds, rng)
+        return seed_differences(self._scores(baseline), {seed: self._scores(found) for seed, found in enumerate(candidates)})
+
+    @staticmethod
+    def _scores(outcomes: np.ndarray) -> pd.DataFrame:
+        items, trials = np.indices(outcomes.shape)
+        return pd.DataFrame({"item": [f"i{i:04d}" for i in items.ravel()], "trial": trials.ravel(), "score": outcomes.ravel().astype(int)})
 
 
 class TestWords:
@@ -198,7 +235,10 @@ class TestWords:
         assert sees.startswith("32 items, 1 trial, 1 seed: significance takes at least 6 wins to 0 losses, and the smallest gain found ")
         assert sees.endswith("with 80% power is 23.6 points.")
         assert takes == "To find 3.1 points with 80% power (this design: 0%) it takes 423 items."
-        assert gate == "The zero-drop gate on 64 items fails an equally accurate model 38% of the time if 4.7% of the items differ."
+        assert gate == (
+            "The zero-drop gate on 64 items fails an equally accurate model 38% of the time if 4.7% of the items differ "
+            "under shared random streams."
+        )
 
     def test_more_seeds_and_trials(self) -> None:
         sees, takes, _ = sentences(Design(250, 4, 5), 0.07, 0.2, assumed_spread(0.2, 0.03), 64, [0.1])
@@ -215,7 +255,9 @@ class TestWords:
 
     def test_gate_at_several_discordances(self) -> None:
         gate = sentences(Design(32), 0.1, 0.2, assumed_spread(0.2), 64, [0.1, 0.03])[2]
-        assert gate.endswith("fails an equally accurate model 34% of the time if 3.0% of the items differ, 42% if 10.0%.")
+        assert gate.endswith(
+            "fails an equally accurate model 34% of the time if 3.0% of the items differ under shared random streams, 42% if 10.0%."
+        )
 
     def test_false_alarms(self) -> None:
         found = false_alarms(64, [0.0, 3 / 64])

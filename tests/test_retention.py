@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import Qwen3ForCausalLM
 
 from agentrl import retention
-from agentrl.config import Retention, Study
+from agentrl.config import Decoding, Retention, Study
 from agentrl.engine.base import Request
 from agentrl.engine.scripted import ScriptedEngine
+from agentrl.engine.transformers import TransformersEngine
 from agentrl.expert import encode_turn
 from agentrl.mgsm import MGSM_CONTRADICTED
 from agentrl.protocol import ChatProtocol
@@ -177,9 +179,23 @@ def test_answers_are_sampled_within_the_limit_and_scored_twice(chat: ChatProtoco
     assert retention.measures(found) == {
         "items": 4, "correct": 1, "flexible_correct": 3, "malformed": 1, "token_cap": 1, "assistant_tokens": sum(len(a.ids) for a in found),
     }  # fmt: skip
-    assert {(request.max_tokens, request.key[:3]) for request in seen} == {(40, ("retention", chosen.decoding.seed, 0))}
+    assert [(request.max_tokens, request.key) for request in seen] == [(40, ("retention", chosen.decoding.seed, name)) for name in said]
     assert all("<tools>" not in chat.decode(request.context) for request in seen)
     assert [answer.prompt_ids for answer in found] == [request.context for request in seen]
+
+
+def test_an_unchanged_policy_differs_in_no_answer(
+    chat: ChatProtocol, section: Callable[..., Retention], tiny_model: Qwen3ForCausalLM
+) -> None:
+    items, chosen = [Item(name, "Wie viel ist 9 + 9?", 18) for name in "abcdef"], section(batch_size=4, max_tokens=12)
+    engine = TransformersEngine(tiny_model, Decoding(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=42), chat.stop_ids, 0)
+
+    def ids(policy: str, step: int) -> dict[str, list[int]]:
+        return {answer.item: answer.ids for batch in retention.answers(engine, chat, items, chosen, policy, step) for answer in batch}
+
+    start, candidate = ids("baseline", 0), ids("x/seed-1", 32)
+    assert [item for item, found in start.items() if candidate[item] != found] == []
+    assert len({tuple(found) for found in start.values()}) == len(items), "items of the same text draw from streams of their own"
 
 
 def test_an_answer_cut_by_the_limit_is_no_strict_answer(chat: ChatProtocol, section: Callable[..., Retention]) -> None:

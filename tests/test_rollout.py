@@ -369,7 +369,7 @@ def test_any_course_under_any_budget(chat: ChatProtocol, study: Study, task: Tas
             context = [token for part in stream if part != "turn" for token in part]
             assert request.context == context, "the next request is the segments so far, token by token"
             assert request.max_tokens == budget - (len(context) - len(played.prompt_ids))
-            assert request.key == ("episode", 42, 0, task.id, 0, sum(s == "turn" for s in stream))
+            assert request.key == ("evaluation", 42, task.id, 0, sum(s == "turn" for s in stream))
             stream.append("turn")
         stream.append(segment.ids)
     assert len(engine.seen) == len(played.sampled)
@@ -434,7 +434,7 @@ def test_a_batch_is_its_episodes(chat: ChatProtocol, study: Study, tasks: list[T
     batch = tasks[:3]
 
     def speak(request: Request) -> list[int]:
-        played = next(task for task in batch if task.id == request.key[3])
+        played = next(task for task in batch if task.id == request.key[-3])
         said = [look_up(played), calculate("1 + 1"), answer()][-courses[played.id] :]
         return encode_turn(chat, said[int(request.key[-1])])
 
@@ -466,7 +466,7 @@ def test_an_engine_s_own_queue_changes_no_episode(chat: ChatProtocol, study: Stu
     """Whoever's turn is next: no row waits for another's, and every record is the same."""
 
     def speak(request: Request) -> list[int]:
-        played = next(task for task in tasks if task.id == request.key[3])
+        played = next(task for task in tasks if task.id == request.key[-3])
         turns = [look_up(played), calculate("1 + 1"), answer()][-(1 + tasks.index(played) % 3) :]
         return encode_turn(chat, turns[int(request.key[-1])])
 
@@ -523,7 +523,7 @@ class Opening:
         return {}
 
     def generate(self, requests: Sequence[Request]) -> list[Sample]:
-        openings = [request.key[-1] == 0 and request.key[4] % 2 == 0 for request in requests]
+        openings = [request.key[-1] == 0 and request.key[-2] % 2 == 0 for request in requests]
         said = iter(self.first.generate([r for r, opening in zip(requests, openings, strict=True) if opening]))
         sampled = iter(self.model.generate([r for r, opening in zip(requests, openings, strict=True) if not opening]))
         return [next(said) if opening else next(sampled) for opening in openings]
@@ -543,7 +543,7 @@ def test_qwen3_tokens_through_the_whole_protocol(qwen_chat: ChatProtocol, tiny_q
             assert played.outcome.end in ("token_cap", "malformed")
             assert played.outcome.lookup == (trial % 2 == 0)
             assert not played.outcome.strict
-            last = next(request for request in reversed(spy.seen) if request.key[4] == trial)
+            last = next(request for request in reversed(spy.seen) if request.key[-2] == trial)
             assert last.context + played.sampled[-1].ids == played.prompt_ids + played.completion_ids
         assert len({tuple(played.completion_ids) for played in episodes}) == 4
 

@@ -27,12 +27,12 @@ BETTER, EQUAL = table([[1, 1], [1, 1], [0, 1]]), table([[0, 1], [1, 1], [0, 0]])
 
 
 class TestSeedDifferences:
-    def test_every_trial_is_taken_against_the_items_baseline_mean(self) -> None:
+    def test_every_trial_is_taken_against_the_same_trial_of_the_baseline(self) -> None:
         found = seed_differences(BASELINE, {7: BETTER, 3: EQUAL})
         assert found.columns.tolist() == ["item", "seed", "trial", "difference"]
         cube, seeds = difference_cube(found.sample(frac=1, random_state=0))
         assert seeds == [3, 7]
-        assert cube.tolist() == [[[-0.5, 0.5], [0.5, 0.5]], [[0, 0], [0, 0]], [[0, 0], [0, 1]]]
+        assert cube.tolist() == [[[0, 0], [1, 0]], [[0, 0], [0, 0]], [[0, 0], [0, 1]]]
 
     def test_order_of_rows_does_not_matter(self) -> None:
         shuffled = seed_differences(BASELINE[::-1], {3: EQUAL.sample(frac=1, random_state=2), 7: BETTER[::-1]})
@@ -66,7 +66,7 @@ FULL = seed_differences(BASELINE, {7: BETTER, 3: EQUAL})
         (pd.concat([FULL, FULL.tail(1)]), "more than one row for 'a2' seed 7 trial 1"),
         (FULL.drop(columns="seed"), "no column seed"),
         (FULL.assign(seed="3"), "seed must be a whole number"),
-        (FULL.assign(difference=FULL["difference"] * 3), "difference is no number in [-1, 1] for 'a0' trial 0: -1.5"),
+        (FULL.assign(difference=FULL["difference"] * 3), "difference is no number in [-1, 1] for 'a0' trial 0: 3.0"),
         (FULL.assign(difference=np.nan), "no number in [-1, 1]"),
         (FULL.head(0), "no rows"),
     ],

@@ -32,6 +32,17 @@ def write(path: Path, *records: Trajectory) -> Path:
     return path
 
 
+def test_training_draws_anew_at_every_step_and_evaluation_at_none() -> None:
+    trained = Key("pilot/seed-42", 3, "train", "train-0001", 1, 42)
+    assert trained.stream(2) == ("episode", 42, 3, "train-0001", 1, 2)
+    assert trained.stream(2) != replace(trained, step=4).stream(2)
+    for split in ("dev", "test"):
+        start, candidate = Key("baseline", 0, split, f"{split}-0001", 1, 42), Key("pilot/seed-42", 32, split, f"{split}-0001", 1, 42)
+        assert start.stream(2) == candidate.stream(2) == ("evaluation", 42, f"{split}-0001", 1, 2)
+        others = [replace(start, trial=0).stream(2), replace(start, task="x").stream(2), replace(start, seed=1).stream(2), start.stream(1)]
+        assert len({start.stream(2), *others}) == 5
+
+
 def test_views_follow_the_segments() -> None:
     assert RECORD.prompt_ids == [1, 2, 3]
     assert RECORD.completion_ids == [4, 5, 6, 7, 8, 9, 10]

@@ -376,13 +376,13 @@ class PlanSettings(Section):
     """Gain of agent success, as a fraction."""
     power: Annotated[float, Field(gt=0, lt=1)]
     discordance: Share
-    """Share of items on which one trial of each of two equally good policies differs."""
+    """Share of items on which one trial of each of two equally good policies differs, both drawn from the same random stream."""
     repeatable: Share
     """Share of that variance which further trials do not average away."""
     seed_sd: Annotated[float, Field(ge=0, lt=1)]
     """Standard deviation of the true mean difference between training seeds."""
     gate_discordances: Annotated[tuple[Share, ...], Field(min_length=1)]
-    """Plausible shares of retention items that differ, for the false alarms of the zero-drop gate."""
+    """Plausible shares of retention items on which an equally good policy differs under shared streams, for the gate's false alarms."""
     refuse_weak: bool
     """Whether a design that lacks the wanted power is refused before training."""
 

@@ -21,7 +21,7 @@ def episodes(
         batch_size: episodes at once, the same for every policy, because batch shape moves logits in the last bit; an engine with its own
             queue takes more (`rows_at_once`).
         policy: `baseline` or `{arm}/seed-{seed}`.
-        step: optimizer steps the policy has taken.
+        step: optimizer steps the policy has taken; like `policy` it names the episodes and draws nothing (`Key.stream`).
         seed: `decoding.seed`.
     """
     queue = [(task, Key(policy, step, task.split, task.id, trial, seed)) for trial in range(trials) for task in tasks]

@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-import pandas as pd
 from scipy import stats
 
 from agentrl.inference import INFERENTIAL_SEEDS, TwoWay
-from agentrl.scores import StatisticsError, score_grid
+from agentrl.scores import StatisticsError
 from agentrl.statistics import TIE_TOLERANCE, check_items, check_open_unit, smallest_significant_wins, zero_drop_false_alarm
 from agentrl.variance import satterthwaite
 
@@ -57,14 +56,14 @@ class Spread:
     interaction: float = 0.0
     """Of the item x seed effect."""
     trial: float = 0.0
-    """Of one candidate trial within an item and seed."""
-    baseline: float = 0.0
-    """Of one baseline trial within an item; shared by all seeds."""
+    """Of one trial's difference within an item and seed, beside what all seeds share."""
+    stream: float = 0.0
+    """Of one trial's difference within an item, shared by all seeds: its random stream and the baseline's one outcome."""
 
     def mean_squares(self, design: Design) -> tuple[float, float, float]:
         """Return the expected mean squares of items, seeds and residual of the (item, seed) means, see `variance.anova`."""
         residual = self.interaction + self.trial / design.trials
-        item = residual + design.seeds * (self.item + self.baseline / design.trials)
+        item = residual + design.seeds * (self.item + self.stream / design.trials)
         return item, residual + design.items * self.seed, residual
 
     def error(self, design: Design) -> tuple[float, float]:
@@ -79,8 +78,10 @@ class Spread:
 def assumed_spread(discordance: float, seed_sd: float = 0.0, repeatable: float = 0.5) -> Spread:
     """Return a spread for planning without a record, from the share of items on which two single trials would differ.
 
-    One 0/1 trial of each of two equally good policies has difference variance `discordance`. The share `repeatable` of it is taken as
-    true item differences that further trials leave, the rest as trial noise, half of it the baseline's.
+    One 0/1 trial of each of two equally good policies, both drawn from one stream, has difference variance `discordance`. The share
+    `repeatable` of it is taken as true item differences that further trials leave, the rest as trial noise, half of it shared by all
+    seeds. Half, however closely a stream ties the policies: if baseline b and candidates a, a' are alike, with variance v and covariance c
+    given the item, then Var(a - b) = 2 (v - c) and Cov(a - b, a' - b) = c - c - c + v = v - c.
 
     Raises:
         StatisticsError: a negative seed_sd, or a share outside [0, 1].
@@ -90,31 +91,27 @@ def assumed_spread(discordance: float, seed_sd: float = 0.0, repeatable: float =
     if seed_sd < 0:
         raise StatisticsError(f"seed_sd is {seed_sd}, expected at least 0")
     noise = (1 - repeatable) * discordance / 2
-    return Spread(item=repeatable * discordance, seed=seed_sd**2, trial=noise, baseline=noise)
+    return Spread(item=repeatable * discordance, seed=seed_sd**2, trial=noise, stream=noise)
 
 
-def observed_spread(estimate: TwoWay, baseline: pd.DataFrame) -> Spread:
+def observed_spread(estimate: TwoWay) -> Spread:
     """Return the spread that a finished study shows, for planning the next one.
 
-    The baseline's trial variance is the mean over items of the variance (n - 1) over its trials; divided by the trials it is taken out of
-    the item component. With one trial nothing tells noise from item effects: all of it stays, as if more trials would not help.
+    The item component of the estimate holds stream / trials (`variance.py`), which is taken out; with one seed, whose trials do not tell
+    what seeds would share, all of the trial variance / trials. Both come from differences within one trial, not from the two policies'
+    own trial variances: under shared streams these do not add up, since Var(a - b) = Var(a) + Var(b) - 2 Cov(a, b). With one trial
+    nothing tells noise from item effects: all of it stays, as if more trials would not help.
 
     Raises:
-        StatisticsError: one item, or a baseline that is refused or has other items or trials than the estimate.
+        StatisticsError: one item.
     """
-    parts, grid = estimate.components, score_grid(baseline, "baseline")
+    parts = estimate.components
     if parts is None:
         raise StatisticsError("one item only: no variance components to plan from")
-    if grid.shape != (estimate.items, estimate.trials):
-        raise StatisticsError(f"baseline: {grid.shape} items x trials, but the estimate has {(estimate.items, estimate.trials)}")
-    noise = float(grid.var(axis=1, ddof=1).mean()) if estimate.trials > 1 else 0.0
-    trial, interaction = parts.trial or 0.0, parts.interaction
-    if interaction is None:
-        interaction = parts.residual or 0.0
-    item = parts.item - noise / estimate.trials
-    if estimate.components.seed is None:
-        item -= trial / estimate.trials
-    return Spread(max(item, 0.0), parts.seed or 0.0, interaction, trial, noise)
+    trial, stream = parts.trial or 0.0, parts.stream or 0.0
+    interaction = parts.interaction if parts.interaction is not None else parts.residual or 0.0
+    shared = trial if parts.seed is None else stream
+    return Spread(max(parts.item - shared / estimate.trials, 0.0), parts.seed or 0.0, interaction, trial, stream)
 
 
 def mcnemar_power(n: int, gain: float, discordance: float, alpha: float = 0.05) -> float:
@@ -216,7 +213,10 @@ def smallest_size(enough: Callable[[int], bool], low: int, most: int) -> int | N
 
 
 def false_alarms(n: int, discordances: Iterable[float]) -> dict[float, float]:
-    """Return, per discordance, how often an equally accurate model fails the zero-drop gate on n items with one trial."""
+    """Return, per discordance, how often an equally accurate model fails the zero-drop gate on n items with one trial.
+
+    A discordance is the share of items on which the two differ although each draws from the same stream as the other.
+    """
     return {discordance: zero_drop_false_alarm(n, discordance) for discordance in discordances}
 
 
@@ -231,12 +231,11 @@ def sentences(
         discordance: share of items that differ anyway, for the exact test of one trial.
         spread: variances, observed or assumed.
         gate_items: items under the zero-drop gate.
-        gate_discordances: plausible shares of them that differ, at least one.
+        gate_discordances: plausible shares of them that differ under shared streams, at least one.
     """
     (share, rate), *others = sorted(false_alarms(gate_items, gate_discordances).items())
-    fails = ", ".join(
-        [f"{rate:.0%} of the time if {share:.1%} of the items differ", *(f"{rate:.0%} if {share:.1%}" for share, rate in others)]
-    )
+    first = f"{rate:.0%} of the time if {share:.1%} of the items differ under shared random streams"
+    fails = ", ".join([first, *(f"{rate:.0%} if {share:.1%}" for share, rate in others)])
     return [
         _sees(design, discordance, spread),
         takes(design, wanted, discordance, spread),

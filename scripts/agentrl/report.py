@@ -6,7 +6,7 @@ from typing import Any
 
 import jinja2
 
-from agentrl import ledger, power
+from agentrl import ledger, power, statistics
 from agentrl.comparison import BASELINE, RECORDED, RETENTION, arm_of, by_arm, measures_of
 from agentrl.config import Plan, Statistics, validate
 from agentrl.hashing import sha256
@@ -29,7 +29,8 @@ LIMITS = (
 )
 RECORDED_LIMIT = (
     "The start policy's retention was recorded elsewhere: checkpoint, tokenizer, items, prompt, decoding and token limit are equal by "
-    "the record's own account, and its scores were recomputed from its token ids; that this checkpoint gave them was not re-run."
+    "the record's own account, and its scores were recomputed from its token ids; that this checkpoint gave them was not re-run. Whether "
+    "it drew from the candidates' random streams is not known."
 )
 
 
@@ -264,7 +265,7 @@ def render(summary: Mapping[str, Any]) -> str:
     covers += [("Retention bound", found["non_inferiority"]["note"]) for found in kept]
     return environment.get_template("summary.md.j2").render(
         **summary,
-        notes=[f"{what}: {note}" for what, note in dict.fromkeys(covers)],
+        notes=[*(f"{what}: {note}" for what, note in dict.fromkeys(covers)), f"Streams: {statistics.COVERS['streams']}"],
         several=any(found["seeds"] > 1 for found in judged),
         trials=max(found["trials"] for found in judged),
     )

@@ -73,12 +73,17 @@ def answers(
     for start in range(0, len(items), size):
         batch = items[start : start + size]
         prompts = [chat.prompt(messages(section, item.question), tools=False) for item in batch]
-        keys = [("retention", section.decoding.seed, step, item.id) for item in batch]
+        keys = [stream_key(section.decoding.seed, item.id) for item in batch]
         samples = engine.generate([Request(p, section.max_tokens, k) for p, k in zip(prompts, keys, strict=True)])
         yield [
             score(item, policy, step, section.decoding.seed, prompt, sample.ids, sample.logprobs, sample.finish, chat.decode(sample.ids))
             for item, prompt, sample in zip(batch, prompts, samples, strict=True)
         ]
+
+
+def stream_key(seed: int, item: str) -> tuple[str | int, ...]:
+    """Key of the random stream an item is answered from: no policy and no step, as in agent evaluation (`trajectory.Key.stream`)."""
+    return ("retention", seed, item)
 
 
 def score(

@@ -69,9 +69,7 @@ class Rollout:
         return Episode(task, key, [Segment("prompt", self.chat.prompt(task.messages()))], environment)
 
     def _request(self, episode: Episode) -> Request:
-        key = episode.key
-        row = ("episode", key.seed, key.step, key.task, key.trial, episode.turns)
-        return Request(episode.context, self.protocol.budget - episode.used, row)
+        return Request(episode.context, self.protocol.budget - episode.used, episode.key.stream(episode.turns))
 
     def _advance(self, episode: Episode, sample: Sample) -> None:
         """Append one sampled turn and what the environment answers to it."""

@@ -37,10 +37,10 @@ def score_grid(table: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def seed_differences(baseline: pd.DataFrame, candidates: Mapping[int, pd.DataFrame]) -> pd.DataFrame:
-    """Return candidate score - baseline mean of the item, one row per (item, seed, trial), in [-1, 1].
+    """Return candidate score - baseline score of the same item and trial, one row per (item, seed, trial), in [-1, 1].
 
-    The baseline is evaluated once per trial and shared by all seeds. Its mean over trials is therefore subtracted from every seed
-    alike, and its sampling error becomes part of how items differ, not of how seeds differ.
+    Trial by trial, because both sides of a trial draw from one random stream: what it does to both cancels. The baseline's trials are
+    shared by all seeds, so what is left of their noise becomes part of how items differ, not of how seeds differ (`variance.py`).
 
     Args:
         baseline: score table, see `score_grid`.
@@ -57,7 +57,7 @@ def seed_differences(baseline: pd.DataFrame, candidates: Mapping[int, pd.DataFra
         after = score_grid(table, f"candidate seed {seed}")
         same_labels(before.index, after.index, "items", f"candidate seed {seed}")
         same_labels(before.columns, after.columns, "trials", f"candidate seed {seed}")
-        part = after.sub(before.mean(axis=1), axis=0).stack().rename("difference").reset_index()
+        part = after.sub(before).stack().rename("difference").reset_index()
         parts.append(part.assign(seed=seed))
     return pd.concat(parts, ignore_index=True)[["item", "seed", "trial", "difference"]]
 

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def stream(*key: str | int) -> np.random.Generator:
-    """Independent generator for one key, e.g. ("episode", seed, policy step, task, trial, turn).
+    """Independent generator for one key, e.g. ("evaluation", seed, task, trial, turn).
 
     Philox, keyed by the first 128 bits of the key's sha256 (Salmon et al. 2011): streams do not overlap in practice.
     """

@@ -6,6 +6,9 @@ hole is refused, because items that are missing are seldom missing at random.
 
 Three kinds of statement are kept apart: descriptive (`item_bootstrap`, `wilson`), tests (`mcnemar_exact`, `sign_flip`) and
 gates (`zero_drop_gate`). Each carries a sentence from `COVERS` that says what it leaves out.
+
+Both policies draw a trial of an item from one random stream (`trajectory.Key.stream`). That ties their outcomes, so fewer items differ by
+chance. The tests stay exact: where both succeed on an item with the same probability, a win is as likely as a loss, however they are tied.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ COVERS: Final = MappingProxyType(
         "permutation": "Conditional on the training seeds at hand: a small p says that these policies differ on items like these, not that "
         "another training run would.",
         "gate": "A rule set in advance, not a test: passing does not show that nothing was lost.",
+        "streams": "Start and candidates draw every item and trial from the same random stream, so that what differs is the policy: each "
+        "comparison is conditional on these streams, and more trials widen that.",
     }
 )
 MAX_DENOMINATOR: Final = 1000  # k trials give multiples of 1/k; finer scores than this are resampled
@@ -218,7 +223,7 @@ def mcnemar_exact(wins: int, losses: int) -> float:
 
     p = min(1, 2 P(X <= min(wins, losses))) with X ~ Binomial(wins + losses, 1/2); 1 if no pair is discordant.
     With several trials per item it is the sign test of the item means. It asks whether the policies differ on
-    items like these; training seeds are not in it.
+    items like these; training seeds are not in it. Outcomes tied by a shared random stream are what pairs are: p stays exact.
 
     Raises:
         StatisticsError: a negative count.
@@ -294,6 +299,10 @@ def zero_drop_false_alarm(n: int, discordance: float) -> float:
 
     The number of discordant items is K ~ Binomial(n, discordance), each as likely a win as a loss:
     P(losses > wins) = sum over k of P(K = k) P(Binomial(k, 1/2) > k / 2). 64 items at 3/64 give 0.38.
+
+    `discordance` is the share of items on which two equally accurate policies differ although both draw from the same stream; 0 for an
+    unchanged policy, which never fails. Sampled from streams of their own, even equal policies differ much more often
+    (benchmarks/demo/streams.md).
 
     Raises:
         StatisticsError: n below 1 or discordance outside [0, 1].

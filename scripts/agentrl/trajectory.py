@@ -17,6 +17,8 @@ from agentrl.environment import Call, Outcome
 VERSION = 2
 """2: `Call.error` names every kind of malformed call, `Outcome.workflow` follows the rules of `protocol.success`, thinking ends at the last
 `</think>`. The same ids can mean something else in version 1."""
+TRAINING = "train"
+"""The split whose episodes are trained on."""
 SegmentKind = Literal["prompt", "sampled", "framing", "observation"]
 Finish = Literal["stop", "length"]
 
@@ -39,7 +41,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Key:
-    """Identity of one episode; with `decoding.seed` it is everything its randomness depends on."""
+    """Identity of one episode, and through `stream` everything its randomness depends on."""
 
     policy: str
     """`baseline` or `{arm}/seed-{seed}`."""
@@ -51,6 +53,20 @@ class Key:
     """Repetition of the same task under the same policy; in training the index inside the group."""
     seed: int
     """`decoding.seed` in evaluation, the training seed in training."""
+
+    def stream(self, turn: int) -> tuple[str | int, ...]:
+        """Key of the random stream (`seeding.stream`) that a turn of this episode is sampled from: the one definition.
+
+        Training tasks: the policy's step is part of it, so that a task seen again is sampled anew, and a preflight at step 0 sees what
+        training would. Every other split: neither policy nor step, so that the start and every candidate draw the same numbers in the same
+        item, trial and turn. What differs between them is then the policy, and an unchanged policy differs in no id.
+
+        Args:
+            turn: the policy's own turns before this one.
+        """
+        if self.split == TRAINING:
+            return ("episode", self.seed, self.step, self.task, self.trial, turn)
+        return ("evaluation", self.seed, self.task, self.trial, turn)
 
 
 @dataclass(frozen=True)

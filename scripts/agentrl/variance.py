@@ -1,12 +1,16 @@
 """Two-way random-effects variance components, items x training seeds, from an analysis of variance of balanced data.
 
-Items and seeds are crossed: every seed meets every item. With y_is the mean over trials of candidate - baseline for item i, seed s,
+Items and seeds are crossed: every seed meets every item. Trials are nested in items: trial t of item i has one random stream, from which
+the baseline and every seed's candidate draw. With d_ist = candidate - baseline of one trial,
 
-    y_is = mu + I_i + S_s + R_is,    variances item, seed, residual,
+    d_ist = mu + I_i + S_s + (IS)_is + T_it + E_ist,    variances item, seed, interaction, stream, trial,
 
-where the residual holds the item x seed interaction and the noise of trials: interaction + trial / trials. The baseline is evaluated
-once and shared, so its sampling error is the same for all seeds of an item and belongs to I_i. That is right: more seeds do not average
-it away. The same holds for random numbers that all seeds share for an item and trial.
+where T is what all seeds share of a trial, the baseline's one outcome included, and E what they do not. Nothing is assumed of how closely
+a stream ties two policies: with streams of their own T would be the baseline's noise alone and E the candidate's.
+
+The mean y_is over m trials then has the item effect I_i + mean of T_it, and a residual of variance interaction + trial / m. So T belongs
+to the items, and that is right: more seeds do not average it away, more items or trials do. The t interval rests on the y_is alone. They
+need to be independent between items and exchangeable between seeds, and they are, since streams are drawn per item and trial.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ class Components:
     """Variance components of a difference, in squared fractions; none is negative."""
 
     item: float
-    """Between items, over all seeds; includes the sampling error of the shared baseline."""
+    """Between items, over all seeds; includes stream / trials, as one stream serves all seeds."""
     seed: float | None
     """Between training seeds; None with one seed."""
     residual: float | None
@@ -34,7 +38,9 @@ class Components:
     interaction: float | None
     """Item x seed; None with one seed or one trial."""
     trial: float | None
-    """Of one trial within an (item, seed); None with one trial."""
+    """Of one trial within an (item, seed) beside what all seeds share; with one seed both together. None with one trial."""
+    stream: float | None
+    """Of one trial within an item, shared by all seeds. None with one seed or one trial."""
     truncated: tuple[str, ...] = ()
     """Components whose unbiased estimate was negative and stands as 0."""
 
@@ -95,17 +101,41 @@ def satterthwaite(item: ArrayLike, seed: ArrayLike, residual: ArrayLike, n: int,
 
 
 def components(cube: NDArray[np.float64], squares: Anova | None) -> Components | None:
-    """Return the ANOVA estimates, those below 0 set to 0 and named."""
+    """Return the ANOVA estimates, those below 0 set to 0 and named.
+
+    Args:
+        cube: differences, items x seeds x trials.
+        squares: of its means over trials; None with one seed.
+    """
     items, k, trials = cube.shape
     if items == 1:
         return None
-    trial = float(cube.var(axis=2, ddof=1).mean()) if trials > 1 else None
     if squares is None:
-        return Components(item=float(cube.mean(axis=(1, 2)).var(ddof=1)), seed=None, residual=None, interaction=None, trial=trial)
+        trial = float(cube.var(axis=2, ddof=1).mean()) if trials > 1 else None
+        item = float(cube.mean(axis=(1, 2)).var(ddof=1))
+        return Components(item=item, seed=None, residual=None, interaction=None, trial=trial, stream=None)
     residual = float(squares.residual)
     raw = {"item": (float(squares.item) - residual) / k, "seed": (float(squares.seed) - residual) / items}
-    if trial is not None:
+    trial = None
+    if trials > 1:
+        trial, raw["stream"] = within_items(cube)
         raw["interaction"] = residual - trial / trials
     kept = {name: max(value, 0.0) for name, value in raw.items()}
     truncated = tuple(name for name, value in raw.items() if value < -ROUNDING)
-    return Components(**{"interaction": None, **kept}, residual=residual, trial=trial, truncated=truncated)
+    return Components(**{"interaction": None, "stream": None, **kept}, residual=residual, trial=trial, truncated=truncated)
+
+
+def within_items(cube: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the variances `trial` and `stream` of the model above, unbiased, so that `stream` may be below 0.
+
+    Within one item seeds and trials are crossed and T has one value a trial. The mean square of the trials' means over k seeds has the
+    expectation trial + k stream, that of what seeds and trials leave has trial; both are averaged over items.
+
+    Args:
+        cube: differences, items x seeds x trials, at least 2 of the latter two.
+    """
+    _, k, trials = cube.shape
+    over_seeds, over_trials = cube.mean(axis=1, keepdims=True), cube.mean(axis=2, keepdims=True)
+    left = cube - over_seeds - over_trials + cube.mean(axis=(1, 2), keepdims=True)
+    trial = float((left**2).sum(axis=(1, 2)).mean() / ((k - 1) * (trials - 1)))
+    return trial, float(over_seeds.var(axis=2, ddof=1).mean()) - trial / k

@@ -109,7 +109,7 @@ def _arm(scores: Scores, names: Sequence[str], measure: str, settings: Statistic
         "crossed_bootstrap": asdict(crossed_bootstrap(differences, settings.confidence, seed=settings.seed)),
         "item_p": _item_p(baseline, next(iter(tables.values())), settings) if len(tables) == 1 else None,
         "holm_p": None,
-        "observed_spread": asdict(observed_spread(two_way, baseline)) if two_way.items > 1 else None,
+        "observed_spread": asdict(observed_spread(two_way)) if two_way.items > 1 else None,
     }
     if measure == RETENTION:
         result |= _retained(baseline, tables, settings)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Literal, Protocol
 
 RowKey = tuple[str | int, ...]
-"""What a row's randomness depends on: ("episode", seed, policy step, task, trial, turn). Never on its neighbours."""
+"""What a row's randomness depends on, and all of it (`trajectory.Key.stream`, `retention.stream_key`). Never on its neighbours."""
 
 
 class EngineError(RuntimeError):
