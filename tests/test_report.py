@@ -383,7 +383,7 @@ def test_a_policy_that_never_saw_a_split_has_no_column_there(finished: Path) -> 
     """As where dev chooses the arm: the placebo and the others are not evaluated on test."""
     file = finished / "statistics/manifest.json"
     inputs = read_json(file)["inputs"]
-    write_json(file, {"inputs": {role: digest for role, digest in inputs.items() if role != "pilot/seed-42/agent-test"}})
+    write_json(file, {"inputs": {role: digest for role, digest in inputs.items() if role != "placebo/seed-42/agent-test"}})
     compared = finished / "statistics/comparison.json"
     content = read_json(compared)
     del content["placebo"]["placebo/seed-42"]["agent-test"]

@@ -7,7 +7,7 @@ from typing import Any
 import pilot_rows
 import pytest
 
-from agentrl.manifest import write_json
+from agentrl.manifest import read_json, write_json
 from agentrl.runs import collect, notes, render
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -58,6 +58,13 @@ def test_the_page_has_the_pilot_s_rows_by_name(study: Path) -> None:
     assert {title: pilot_rows.names(text, title) for title in pilot_rows.RUNS} == pilot_rows.RUNS
 
 
+def test_the_page_follows_from_its_data(study: Path) -> None:
+    """As verification renders it again: from what JSON kept, order included."""
+    found = collect(study)
+    write_json(study / "runs.json", found)
+    assert render(read_json(study / "runs.json")) == render(found)
+
+
 def test_seconds_stand_by_policy_as_recorded(study: Path) -> None:
     found = pilot_rows.rows(render(collect(study)), "Seconds")
     assert found["measure"] == ["start", "pilot/seed-42"]
@@ -69,17 +76,17 @@ def test_each_environment_has_a_column(study: Path) -> None:
     text = render(collect(study))
     found = pilot_rows.rows(text, "Environment")
     assert found["measure"] == ["A", "B"]
-    assert found["GPU"] == ["none", "NVIDIA H200"]
-    assert found["driver"] == ["", "575.57"]
-    assert found["vllm"] == ["", "0.26.0"]
+    assert found["GPU"] == ["NVIDIA H200", "none"]
+    assert found["driver"] == ["575.57", ""]
+    assert found["vllm"] == ["0.26.0", ""]
     assert found["torch"] == ["2.9.0", "2.9.0"]
     assert found["commit"] == [COMMIT, COMMIT]
     assert found["checkout"] == ["clean", "clean"]
-    assert found["stages"] == ["3", "7"]
+    assert found["stages"] == ["7", "3"]
     stages = pilot_rows.rows(text, "Stages")
     assert stages["stage"] == ["environment", "seconds", "peak memory, MB", "peak GPU memory, MB"]
-    assert stages["arms/pilot/seed-42/train"] == ["B", "161.25", "90", "19500"]
-    assert stages["statistics"] == ["A", "1.5", "90", ""]
+    assert stages["arms/pilot/seed-42/train"] == ["A", "161.25", "90", "19500"]
+    assert stages["statistics"] == ["B", "1.5", "90", ""]
     assert "- " not in text.split("## Seconds")[0].split("\n", 2)[2], "one clean commit: nothing to note"
 
 

@@ -37,14 +37,14 @@ def collect(study: Path) -> dict[str, dict[str, Any]]:
         study: `results/{study}`.
 
     Returns:
-        Folder below the study -> facts; a stage without a provenance has none ({}).
+        Folder below the study -> facts, sorted as in JSON; a stage without a provenance has none ({}).
     """
     evaluated = [role for role in read_json(study / "statistics" / "manifest.json")["inputs"] if "/" in role]
     candidates = sorted({role.rsplit("/", 1)[0] for role in evaluated} - {BASELINE})
     once = [*(f"tasks/{split}" for split in ("train", "dev", "test")), "retention", "start", "plan", "preflight", "selection"]
     trained = [f"arms/{name}/{stage}" for name in candidates for stage in ("warmup", "train", "merged")]
-    wanted = [*once, *trained, *(f"policies/{role}" for role in sorted(evaluated)), "statistics"]
-    return {name: facts(study / name / "provenance.json") for name in wanted if (study / name / "manifest.json").is_file()}
+    wanted = [*once, *trained, *(f"policies/{role}" for role in evaluated), "statistics"]
+    return {name: facts(study / name / "provenance.json") for name in sorted(wanted) if (study / name / "manifest.json").is_file()}
 
 
 def facts(file: Path) -> dict[str, Any]:
