@@ -16,6 +16,7 @@ rule summary:
         manifest=f"{R}/summary/manifest.json",
         data=f"{R}/summary/summary.json",
         text=f"{R}/summary/summary.md",
+        runs=[f"{R}/summary/runs.json", f"{R}/summary/runs.md"],
     log:
         f"{R}/summary/log.txt",
     params:

@@ -201,7 +201,7 @@ class Synthetic:
                 played += batch
         freeze_file = self.study / "freeze/agent-test.json"
         inputs = {"policy": self._model(policy), "freeze": freeze_file, "tasks": self.study / "tasks/test/tasks.jsonl"}
-        facts = {"policy": policy, "engine": "scripted", "counts": evaluation.measures(played)}
+        facts = {"policy": policy, "engine": "scripted", "counts": evaluation.measures(played, len(split) * trials)}
         stage.manifest(inputs, ["episodes.jsonl"], manifest.read_json(freeze_file)["config"], facts)
 
     def _answers(self, policy: str, steps: int) -> None:
@@ -212,7 +212,7 @@ class Synthetic:
         manifest.write_text(stage.folder / "answers.jsonl", "".join(lines))
         freeze_file = self.study / "freeze/retention.json"
         inputs = {"policy": self._model(policy), "freeze": freeze_file, "items": self.study / "retention/items.jsonl"}
-        facts = {"policy": policy, "engine": "scripted", "counts": retention.measures(found)}
+        facts = {"policy": policy, "engine": "scripted", "counts": retention.measures(found, len(self.items))}
         stage.manifest(inputs, ["answers.jsonl"], manifest.read_json(freeze_file)["config"], facts)
 
     def _statistics(self) -> None:

@@ -39,7 +39,7 @@ def main() -> None:
                 done = sum(t.outcome.strict for t in played)
                 print(f"{args.name}: {len(played)} of {len(split) * settings.trials} episodes, {done} strict", flush=True)
         seconds = time.monotonic() - began
-        counts = evaluation.measures(played)
+        counts = evaluation.measures(played, len(split) * settings.trials)
         stage.measured = measured(engine, counts["assistant_tokens"], seconds)
         inputs = {"policy": args.policy, "freeze": args.freeze, "tasks": args.tasks}
         stage.manifest(inputs, ["episodes.jsonl"], frozen.content["config"], {"policy": args.name, "engine": engine.name, "counts": counts})

@@ -33,7 +33,7 @@ def main() -> None:
                 answered += batch
                 print(f"{args.name}: {len(answered)} of {len(items)} items, {sum(a.correct for a in answered)} correct", flush=True)
         seconds = time.monotonic() - began
-        counts = retention.measures(answered)
+        counts = retention.measures(answered, len(items))
         stage.measured = measured(engine, counts["assistant_tokens"], seconds)
         inputs = {"policy": args.policy, "freeze": args.freeze, "items": args.items}
         stage.manifest(inputs, ["answers.jsonl"], frozen.content["config"], {"policy": args.name, "engine": engine.name, "counts": counts})

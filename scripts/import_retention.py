@@ -27,14 +27,15 @@ def main() -> None:
         folder, start = policy.check_policy(args.policy)
         frozen.check({"data": args.items, "baseline": args.recorded}, {"tokenizer": folder})
         chat = ChatProtocol(load_tokenizer(folder))
-        source = recorded.Import(args.recorded, start, frozen.content, retention.read_items(args.items), chat)
+        items = retention.read_items(args.items)
+        source = recorded.Import(args.recorded, start, frozen.content, items, chat)
         engines = allowed(frozen.section("model", Model))  # which of them candidates will use, only their machine knows; comparison checks
         answers = source.answers(source.content.engine if source.content.engine in engines else engines[0])
         lines = [json.dumps(asdict(answer), sort_keys=True, separators=(",", ":")) + "\n" for answer in answers]
         manifest.write_text(args.out / "answers.jsonl", "".join(lines))
         shutil.copyfile(args.recorded, args.out / recorded.NAME)
         inputs = {"policy": args.policy, "freeze": args.freeze, "items": args.items, "recorded": args.recorded}
-        counts = retention.measures(answers)
+        counts = retention.measures(answers, len(items))
         facts = {"policy": recorded.POLICY, "engine": source.content.engine, "counts": counts}
         stage.manifest(inputs, ["answers.jsonl", recorded.NAME], frozen.content["config"], facts)
         print(f"{args.recorded}: {counts['items']} answers taken over, {counts['correct']} correct", flush=True)

@@ -1,19 +1,19 @@
-"""Print a finished study: its summary and the seconds of every stage."""
+"""Print a finished study: its summary, where it ran and from which commit, and the seconds of every stage."""
 
 import argparse
 from pathlib import Path
 
-from agentrl import manifest
+from agentrl import manifest, runs
 
 
 def main() -> None:
-    """Print summary.md, then one line per stage from the status files, slowest first."""
+    """Print summary.md and runs.md, then one line per stage from the status files, slowest first."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--study", type=Path, required=True, help="results/{study}")
     args = parser.parse_args()
-    summary = args.study / "summary" / "summary.md"
-    if summary.is_file():
-        print(summary.read_text(encoding="utf-8"))
+    for page in (args.study / "summary" / name for name in ("summary.md", runs.TEXT)):
+        if page.is_file():
+            print(page.read_text(encoding="utf-8"))
     rows = [(manifest.read_json(path)["seconds"], path.parent.relative_to(args.study)) for path in args.study.rglob("status.json")]
     print("Seconds per stage (last run of each):")
     for seconds, stage in sorted(rows, reverse=True):

@@ -1,13 +1,13 @@
-"""Write the study's summary from its manifests and comparisons."""
+"""Write the study's summary from its manifests and comparisons, and beside it where its stages ran."""
 
 import argparse
 from pathlib import Path
 
-from agentrl import config, manifest, report
+from agentrl import config, manifest, report, runs
 
 
 def main() -> None:
-    """Collect, render, write summary.json and summary.md with their manifest."""
+    """Collect, render, write summary.json and summary.md with their manifest; and runs.json and runs.md, which no manifest holds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--study", type=Path, required=True, help="results/{study}")
     parser.add_argument("--section", type=Path, required=True, help="config/statistics.json")
@@ -18,6 +18,9 @@ def main() -> None:
         summary = report.summarize(args.study, settings)
         manifest.write_json(args.out / "summary.json", summary)
         manifest.write_text(args.out / "summary.md", report.render(summary))
+        ran = runs.collect(args.study)
+        manifest.write_json(args.out / runs.DATA, ran)
+        manifest.write_text(args.out / runs.TEXT, runs.render(ran))
         inputs = {role: args.study / role / "manifest.json" for role in ("plan", "preflight", "statistics")}
         inputs["verified"] = args.study / "verify" / "verify.json"
         stage.manifest(inputs, ["summary.json", "summary.md"], settings.model_dump(mode="json"))

@@ -4,11 +4,14 @@ import argparse
 import json
 import os
 import shutil
+import time
 from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental in TRL 1.16; the version is pinned
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # TRL imports vLLM where it is installed, and vLLM reads this then
+
+from safetensors import safe_open
 
 from agentrl import adapter, config, grpo, health, manifest, policy, tasks
 from agentrl.engine.loading import Training, open_engine, trained_model
@@ -75,8 +78,10 @@ def train(
         manifest.check_files(args.warmup.parent, manifest.read_json(args.warmup)["outputs"], args.warmup)
         adapter.load(trainer.model, args.warmup.parent / adapter.FOLDER)
     initial = adapter.state(trainer.model)
+    began = time.monotonic()
     work.resumed = grpo.train(trainer, work.path)
-    stage.measured = {"resumed_from_step": work.resumed, **engine.describe()}
+    seconds = round(time.monotonic() - began, 2)
+    stage.measured = {"resumed_from_step": work.resumed, "training_seconds": seconds, **engine.describe()}
     adapter.save(trainer.model, work.path / adapter.FOLDER)
     final = adapter.state(trainer.model)
     return [name for name, tensor in final.items() if tensor.equal(initial[name])]
@@ -86,6 +91,13 @@ def publish(work: WorkFolder, out: Path, unchanged: list[str], settings: config.
     """Check the health gates, then copy adapter and evidence to the declared outputs."""
     steps = [health.StepRecord(**json.loads(line)) for line in (work.path / grpo.STEPS).read_text(encoding="utf-8").splitlines()]
     facts = health.gates(steps, unchanged, settings)
+    with safe_open(work.path / adapter.FOLDER / "adapter_model.safetensors", framework="pt") as saved:
+        tensors = len(saved.keys())
+    facts["gates"] = {
+        "steps_with_gradient": sum(step.grad_norm > 0 for step in steps),
+        "adapter_tensors": tensors,
+        "adapter_tensors_changed": tensors - len(unchanged),
+    }
     for name in (*adapter.FILES, grpo.EPISODES, grpo.STEPS):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(work.path / name, out / name)

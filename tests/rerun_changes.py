@@ -142,6 +142,7 @@ DELETED = {
     "statistics/verdict.json": "statistics",
     "plan/power.png": "plan",
     "summary/summary.md": "summary",
+    "summary/runs.md": "summary",
 }
 """Output -> the job that makes it."""
 

@@ -5,10 +5,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentrl import trajectory
-from agentrl.comparison import ComparisonError, by_arm, compare, compare_study, load, load_study
+from agentrl.comparison import ComparisonError, by_arm, compare, compare_study, composition, load, load_study
 from agentrl.config import Statistics
 from agentrl.environment import Outcome
 from agentrl.manifest import ManifestError, hash_files, read_json, write_json
@@ -101,6 +104,38 @@ def test_result_is_plain_data(tmp_path: Path) -> None:
     before, after = (load(write(tmp_path, p, "retention", scores(1, 4))) for p in ("baseline", "pilot/seed-1"))
     found = compare(before, after, SETTINGS)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def parts(*rows: tuple[int, int]) -> pd.DataFrame:
+    """Workflow and answer of one episode per item."""
+    return pd.DataFrame([(f"item-{n}", 0, *row) for n, row in enumerate(rows)], columns=["item", "trial", "workflow", "answer"])
+
+
+def test_a_change_consists_of_workflows_and_answers() -> None:
+    """Every way to turn, each once, and ways that turn nothing; the other table in another order."""
+    before = parts((0, 1), (1, 0), (0, 0), (1, 1), (1, 1), (1, 1), (1, 1), (0, 0), (0, 1))
+    after = parts((1, 1), (1, 1), (1, 1), (0, 1), (1, 0), (0, 0), (1, 1), (0, 1), (1, 0))
+    assert composition(before, after.iloc[::-1]) == {
+        "gained": {"workflow": 1, "answer": 1, "both": 1}, "lost": {"workflow": 1, "answer": 1, "both": 1},
+    }  # fmt: skip
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 1)] * 4), min_size=1, max_size=12))
+def test_gained_minus_lost_is_the_change_of_strict_success(rows: list[tuple[int, ...]]) -> None:
+    found = composition(parts(*[row[:2] for row in rows]), parts(*[row[2:] for row in rows]))  # type: ignore[arg-type]
+    assert sum(found["gained"].values()) == sum(not all(row[:2]) and all(row[2:]) for row in rows)
+    assert sum(found["lost"].values()) == sum(all(row[:2]) and not all(row[2:]) for row in rows)
+
+
+def test_a_comparison_says_what_its_change_consists_of(tmp_path: Path) -> None:
+    """Recorded episodes here fail by their workflow only (`episode`)."""
+    rows = {"baseline": [("a", 0, True), ("b", 0, False)], "pilot/seed-1": [("a", 0, False), ("b", 0, True)]}
+    before, after = (load(write(tmp_path, policy, "agent-dev", found)) for policy, found in rows.items())
+    found = compare(before, after, SETTINGS)
+    assert found["composition"] == {"gained": {"workflow": 1, "answer": 0, "both": 0}, "lost": {"workflow": 1, "answer": 0, "both": 0}}
+    assert (found["wins"], found["losses"]) == (1, 1)
+    answers = (load(write(tmp_path, policy, "retention", found)) for policy, found in rows.items())
+    assert "composition" not in compare(*answers, SETTINGS)
 
 
 @pytest.mark.parametrize(

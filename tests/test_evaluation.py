@@ -20,7 +20,8 @@ from agentrl.trajectory import Key, Segment, Trajectory
 Say = Callable[..., Trajectory]
 ZERO = dict.fromkeys(
     ("episodes", "strict_success", "valid_workflow", "correct_answer", "lookup", "calculation", "tool_calls", "tool_errors",
-     "malformed_finals", "turn_cap", "token_cap", "assistant_tokens", "external_tokens"), 0,
+     "malformed_finals", "malformed_uncapped", "turn_cap", "token_cap", "observation_cap", "assistant_tokens", "external_tokens",
+     "infrastructure_errors"), 0,
 )  # fmt: skip
 
 
@@ -39,44 +40,66 @@ def test_measures_of_whole_episodes(say: Say, task: Task) -> None:
         say(task, calculator_call("1 +"), look, product(task), right),
         say(task, look, look, look, look),
         say(task, look, budget=8),
+        say(task, look, budget=len(say(task, look, "Nein.").sampled[0].ids) + 1),
     ]
-    assert [episode.outcome.end for episode in played] == ["answer", "answer", "answer", "malformed", "answer", "turn_cap", "token_cap"]
-    found = measures(played)
+    assert [episode.outcome.end for episode in played] == [
+        "answer", "answer", "answer", "malformed", "answer", "turn_cap", "token_cap", "observation_cap",
+    ]  # fmt: skip
+    found = measures(played, 8)
     assert found == {
-        "episodes": 7, "strict_success": 2, "valid_workflow": 4, "correct_answer": 3, "lookup": 6, "calculation": 4, "tool_calls": 13,
-        "tool_errors": 1, "malformed_finals": 1, "turn_cap": 1, "token_cap": 1,
+        "episodes": 8, "strict_success": 2, "valid_workflow": 4, "correct_answer": 3, "lookup": 6, "calculation": 4, "tool_calls": 14,
+        "tool_errors": 1, "malformed_finals": 4, "malformed_uncapped": 1, "turn_cap": 1, "token_cap": 1, "observation_cap": 1,
+        "infrastructure_errors": 0,
         "assistant_tokens": sum(sum(episode.loss_mask) for episode in played),
         "external_tokens": sum(len(segment.ids) for e in played for segment in e.segments if segment.kind in ("framing", "observation")),
     }  # fmt: skip
     assert found["assistant_tokens"] + found["external_tokens"] == sum(len(episode.completion_ids) for episode in played)
 
 
-KINDS: dict[EndKind, str | None] = {
-    "answer": None,
-    "malformed": "malformed_finals",
-    "turn_cap": "turn_cap",
-    "token_cap": "token_cap",
-    "observation_cap": "token_cap",
+KINDS: dict[EndKind, tuple[str, ...]] = {
+    "answer": (),
+    "malformed": ("malformed_finals", "malformed_uncapped"),
+    "turn_cap": ("malformed_finals", "turn_cap"),
+    "token_cap": ("malformed_finals", "token_cap"),
+    "observation_cap": ("malformed_finals", "observation_cap"),
 }
 
 
 @pytest.mark.parametrize("end", KINDS)
-def test_each_end_counts_in_its_own_column(end: EndKind) -> None:
+def test_each_end_counts_in_its_own_row_and_as_malformed_where_there_is_no_answer(end: EndKind) -> None:
     segments = [Segment("prompt", [1, 2]), Segment("sampled", [3, 4, 5]), Segment("framing", [6])]
-    outcome = Outcome(False, False, False, None, False, False, 1, end)
+    outcome = Outcome(False, False, False, 7 if end == "answer" else None, False, False, 1, end)
     calls = [Call(0, None, None, "Fehler", "invalid_json", False)]
     expected = ZERO | {"episodes": 1, "tool_calls": 1, "tool_errors": 1, "assistant_tokens": 3, "external_tokens": 1}
-    if (column := KINDS[end]) is not None:
-        expected[column] = 1
-    assert measures([Trajectory(Key("baseline", 0, "dev", "dev-0001", 0, 42), segments, calls, outcome, "scripted")]) == expected
+    expected |= dict.fromkeys(KINDS[end], 1)
+    assert measures([Trajectory(Key("baseline", 0, "dev", "dev-0001", 0, 42), segments, calls, outcome, "scripted")], 1) == expected
+
+
+def ended(end: EndKind, answer: int | None, right: bool = False) -> Trajectory:
+    outcome = Outcome(False, False, False, answer, right, False, 0, end)
+    return Trajectory(Key("baseline", 0, "test", "test-0001", 0, 42), [Segment("prompt", [1])], [], outcome, "scripted")
+
+
+def test_the_pilot_s_own_overlap() -> None:
+    """23 malformed + 13 turn cap + 3 token cap + 7 right exceed 32: capped episodes are malformed, too."""
+    capped = [ended("turn_cap", None)] * 13 + [ended("token_cap", None)] * 3
+    played = capped + [ended("malformed", None)] * 7 + [ended("answer", 8, right=True)] * 7 + [ended("answer", 9)] * 2
+    found = measures(played, 32)
+    names = ("episodes", "malformed_finals", "malformed_uncapped", "turn_cap", "token_cap", "observation_cap", "correct_answer")
+    assert [found[name] for name in names] == [32, 23, 7, 13, 3, 0, 7]
+
+
+@pytest.mark.parametrize("missing", [0, 1, 5])
+def test_planned_episodes_without_a_record_are_infrastructure_errors(missing: int) -> None:
+    assert measures([ended("answer", 8)] * 3, 3 + missing)["infrastructure_errors"] == missing
 
 
 def test_no_episodes_count_nothing() -> None:
-    assert measures([]) == ZERO
+    assert measures([], 0) == ZERO
 
 
 def test_counts_are_whole_numbers_for_json(say: Say, task: Task) -> None:
-    assert {type(value) for value in measures([say(task, "Nein.")]).values()} == {int}
+    assert {type(value) for value in measures([say(task, "Nein.")], 1).values()} == {int}
 
 
 def test_a_queue_is_cut_into_consecutive_batches() -> None:

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pilot_rows
 import pytest
 from raw_studies import PILOT_RAW
 
 from agentrl import statistics
 from agentrl.comparison import Evaluation, compare
 from agentrl.config import Statistics, validate
-from agentrl.manifest import write_json, write_text
+from agentrl.manifest import read_json, write_json, write_text
 from agentrl.report import findings, points, probability, render, summarize
 from agentrl.sections import sections
+from agentrl.tables import pilot_tables
 from agentrl.tasks import Task, read_tasks, write_tasks
 from agentrl.verdict import judge
 
@@ -46,11 +48,16 @@ def evaluated(counts: Counts, trials: int = 1, items: int = 32, before: int = 4,
     for name in counts:
         arms.setdefault(name.split("/")[0], []).append(name)
     manifest = {"stage": "", "config": {}, "engine": "", "inputs": {}}
-    records = {(p, m): Evaluation(p, m, manifest, table) for p, measures in found.items() for m, table in measures.items()}
+    records = {(p, m): Evaluation(p, m, manifest, table, parts(m, table)) for p, measures in found.items() for m, table in measures.items()}
     flat = {key: record.scores for key, record in records.items()}
     verdict = judge(flat, ["placebo"], SETTINGS)
     pairs = {n: {m: compare(records["baseline", m], records[n, m], SETTINGS) for m in ("agent-test", "retention")} for n in counts}
-    return verdict, pairs
+    return verdict, {name: found | {"agent-dev": found["agent-test"]} for name, found in pairs.items()}
+
+
+def parts(measure: str, table: pd.DataFrame) -> pd.DataFrame | None:
+    """An agent that fails by its answer only, so that a change consists of answers."""
+    return None if measure == "retention" else table.assign(workflow=1, answer=table["score"]).drop(columns="score")
 
 
 def told(counts: Counts, **shape: int) -> list[str]:
@@ -162,12 +169,18 @@ def test_probability(value: float, text: str) -> None:
 
 AGENT = {
     "episodes": 32, "strict_success": 4, "valid_workflow": 6, "correct_answer": 5, "lookup": 30, "calculation": 7, "tool_calls": 61,
-    "tool_errors": 3, "malformed_finals": 2, "turn_cap": 1, "token_cap": 8, "assistant_tokens": 9000, "external_tokens": 2100,
+    "tool_errors": 3, "malformed_finals": 23, "malformed_uncapped": 7, "turn_cap": 13, "token_cap": 2, "observation_cap": 1,
+    "assistant_tokens": 9000, "external_tokens": 2100, "infrastructure_errors": 0,
 }  # fmt: skip
-MATHS = {"items": 64, "correct": 30, "flexible_correct": 34, "malformed": 5, "token_cap": 3, "assistant_tokens": 20_000}
+MATHS = {
+    "items": 64, "correct": 30, "flexible_correct": 34, "malformed_finals": 8, "malformed_uncapped": 5, "token_cap": 3,
+    "assistant_tokens": 20_000, "infrastructure_errors": 0,
+}  # fmt: skip
 TRAINED = {
     "steps": 16, "episodes": 64, "unique_tasks": 16, "groups": 16, "mixed_groups": 9, "mean_reward": 0.3125, "strict_success": 11,
 }  # fmt: skip
+GATES = {"steps_with_gradient": 15, "adapter_tensors": 392, "adapter_tensors_changed": 392}
+AGENT_REPLAY = {"episodes": 32, "tool calls": 61, "sampled tokens": 9000, "external tokens": 2100}
 QUESTION = "Bernd hat 17 Enten. Jede legt täglich 23 Eier."
 MEASURES = ("agent-dev", "agent-test", "retention")
 
@@ -181,7 +194,7 @@ def finished(tmp_path: Path, tasks: list[Task]) -> Path:
     write_json(study / "statistics" / "verdict.json", verdict)
     consumed = [f"{name}/{m}" for name in ("baseline", "pilot/seed-42", "placebo/seed-42") for m in MEASURES]
     write_json(study / "statistics" / "manifest.json", {"inputs": dict.fromkeys(["section", *consumed], "0" * 64)})
-    counts = {"episodes": 16, "strict_success": 2}
+    counts = AGENT | {"episodes": 16, "strict_success": 2}
     groups = {"groups": 4, "group_size": 4, "counts": counts, "mixed_groups": {"shaped": 3, "random": 4, "binary": 1}}
     write_json(study / "plan" / "preflight.json", groups)
     write_json(study / "config" / "plan.json", sections(validate(PILOT_RAW))["plan"])
@@ -189,6 +202,10 @@ def finished(tmp_path: Path, tasks: list[Task]) -> Path:
     for split in ("dev", "test"):
         frozen = [replace(task, id=f"{split}-{task.id[-4:]}", split=split, template=task.template.replace("dev", split)) for task in tasks]
         write_tasks(study / "tasks" / split / "tasks.jsonl", frozen)
+    stages = {f"policies/{name}/{m}": AGENT_REPLAY for name in ("baseline", "pilot/seed-42", "placebo/seed-42") for m in MEASURES[:2]}
+    stages |= {f"policies/{name}/retention": {"answers": 64, "sampled tokens": 20_000} for name in ("baseline", "pilot/seed-42")}
+    stages |= {"arms/pilot/seed-42/train": {"episodes": 64, "tool calls": 120, "sampled tokens": 17_000, "external tokens": 4000}}
+    write_json(study / "verify" / "verify.json", {"passed": True, "stages": stages})
     write_text(study / "retention/items.jsonl", json.dumps({"id": "mgsm-de-001", "question": QUESTION, "answer": 391}) + "\n")
     gains: Mapping[str, int] = {"baseline": 0, "pilot/seed-42": 1, "placebo/seed-42": 0}
     for name, gain in gains.items():
@@ -198,10 +215,11 @@ def finished(tmp_path: Path, tasks: list[Task]) -> Path:
             write_json(study / "policies" / name / measure / "manifest.json", {"policy": name, "counts": counts, "config": raw})
             write_text(study / "policies" / name / measure / "episodes.jsonl", json.dumps([asdict(task) for task in tasks]) + "\n")
     for name, reward in (("pilot/seed-42", "shaped"), ("placebo/seed-42", "random")):
-        config = {"arm": {"reward": reward, "warmup": None}, "tasks": [asdict(task) for task in tasks]}
-        write_json(study / "arms" / name / "train" / "manifest.json", TRAINED | {"policy": name, "config": config})
+        shape = {"steps": 16, "batch_size": 4}
+        config = {"arm": {"reward": reward, "warmup": None}, "training": shape, "tasks": [asdict(task) for task in tasks]}
+        write_json(study / "arms" / name / "train" / "manifest.json", TRAINED | {"policy": name, "config": config, "gates": GATES})
         audit = {"tensors": 310, "changed": 196, "identical": 114, "targets": 196, "tied_head": True, "largest_logit_difference": 0.2,
-                 "update_kept": 0.171 if name.startswith("pilot") else 0.95, "weights_moved": 0.07}  # fmt: skip
+                 "tolerance": 0.5, "update_kept": 0.171 if name.startswith("pilot") else 0.95, "weights_moved": 0.07}  # fmt: skip
         write_json(study / "arms" / name / "merged" / "manifest.json", {"audit": audit, "config": config})
     return study
 
@@ -250,7 +268,7 @@ def test_nothing_raw_enters_the_summary(summary: dict[str, Any], tasks: list[Tas
     for task in tasks:
         for raw in (task.record_id, task.question, task.id, task.template, json.dumps(task.facts)):
             assert raw not in text
-    for raw in (QUESTION, "Enten", "mgsm-de-", "menge", "einzelpreis", "record_id", "question", "prompt_ids", "observation"):
+    for raw in (QUESTION, "Enten", "mgsm-de-", "menge", "einzelpreis", "record_id", "question", "prompt_ids", '"observation"'):
         assert raw not in text
 
 
@@ -271,7 +289,7 @@ def test_markdown_shows_the_findings_and_whole_tables(summary: dict[str, Any]) -
     assert text.startswith("# Study pilot: ")
     for sentence in (*summary["plan"], *summary["findings"], *summary["limits"]):
         assert f"- {sentence}\n" in text
-    for heading in ("## Verdict", "## Policies", "## Agent measures", "## Retention", "## Training"):
+    for heading in ("## Verdict", "## Policies", *(f"## {title}" for title in pilot_rows.SUMMARY)):
         table = cells(text, heading)
         assert {len(row) for row in table} == {len(table[0])}, heading
     verdict = cells(text, "## Verdict")
@@ -284,8 +302,6 @@ def test_markdown_shows_the_findings_and_whole_tables(summary: dict[str, Any]) -
     assert policies[2] == ["start", "4/32", "4/32", "", "", "", "30/64", ""]
     assert policies[3] == ["pilot/seed-42", "5/32", "5/32", "+3.1 [+0.0, +9.4]", "1-0", "1", "29/64", "FAILED"]
     assert policies[4][-1] == "passed"
-    assert cells(text, "## Training")[2] == ["pilot/seed-42", "shaped", "16", "64", "16", "9/16", "0.312", "11/64", "196/310"]
-    assert len(cells(text, "## Agent measures")) == 2 + 3 * 2
     assert statistics.COVERS["items"] in text
 
 
@@ -307,3 +323,88 @@ def test_several_trials_show_pass_hat_k_and_the_sign_flip_p(summary: dict[str, A
     assert table[0] == ["policy", "pass^1", "pass^2", "pass^3"]
     assert table[2] == ["start", "0.125", "0.125", "0.125"]
     assert cells(text, "## Policies")[3][5] == "0.0312"
+
+
+def test_every_table_of_the_pilot_has_its_rows_by_name(summary: dict[str, Any]) -> None:
+    """`tests/pilot_rows.py` is kept by hand: a row that is lost, renamed or new is a change there."""
+    text = render(summary)
+    assert {title: pilot_rows.names(text, title) for title in pilot_rows.SUMMARY} == pilot_rows.SUMMARY
+    headings = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
+    first, *_, where, limits = (at for at, title in enumerate(headings) if title not in pilot_rows.SUMMARY)
+    assert [title for title in headings if title in pilot_rows.SUMMARY] == list(pilot_rows.SUMMARY)
+    assert headings[: first + 2] == ["Verdict", "Policies"]
+    assert headings[where:] == ["Where it ran", "What this does not show"]
+    assert limits == where + 1
+
+
+def test_the_tables_show_the_counts_of_each_policy(summary: dict[str, Any]) -> None:
+    text = render(summary)
+    agent = pilot_rows.rows(text, "Agent evaluation, test")
+    assert agent["measure"] == ["start", "pilot/seed-42", "placebo/seed-42"]
+    assert agent["strict success"] == ["4", "5", "4"]
+    caps = ("malformed finals", "malformed uncapped", "turn cap", "token cap", "observation cap")
+    assert [agent[row][0] for row in caps] == ["23", "7", "13", "2", "1"]
+    assert [agent[row][1] for row in ("external tokens", "infrastructure errors", "replayed calls", "checked tokens")] == [
+        "2100", "0", "61", "11100",
+    ]  # fmt: skip
+    change = pilot_rows.rows(text, "Paired change against start, test")
+    assert change["measure"] == ["pilot/seed-42", "placebo/seed-42"]
+    assert [change[row][0] for row in ("wins", "losses", "ties", "change, points", "interval, points", "exact p")] == [
+        "1", "0", "31", "+3.1", "[+0.0, +9.4]", "1",
+    ]  # fmt: skip
+    assert [change[f"{side} by {part}"] for side in ("gained", "lost") for part in ("workflow", "answer", "both")] == [
+        ["0", "0"], ["1", "1"], ["0", "0"], ["0", "0"], ["0", "1"], ["0", "0"],
+    ]  # fmt: skip
+    kept = pilot_rows.rows(text, "Retention (no tools)")
+    assert [kept[row] for row in ("correct", "wins", "losses", "change, points", "interval, points", "zero-drop gate")] == [
+        ["30", "29", "30"], ["", "1", "0"], ["", "2", "0"], ["", "-1.6", "+0.0"], ["", "[-7.8, +3.1]", "[+0.0, +0.0]"],
+        ["", "FAILED", "passed"],
+    ]  # fmt: skip
+    assert kept["checked tokens"] == ["20000", "20000", "0"]
+    trained = pilot_rows.rows(text, "Training")
+    rows = ("reward", "groups with reward variation", "mean reward", "steps with nonzero gradient", "adapter tensors changed")
+    assert [trained[row][0] for row in (*rows, "infrastructure errors", "replayed calls", "checked tokens")] == [
+        "shaped", "9", "0.312", "15", "392", "0", "120", "21000",
+    ]  # fmt: skip
+    assert pilot_rows.rows(text, "Merge")["update kept"] == ["0.171", "0.95"]
+
+
+def test_the_tables_say_how_their_rows_overlap(summary: dict[str, Any]) -> None:
+    text = render(summary)
+    for title in ("Preflight on training tasks", "Agent evaluation, dev", "Agent evaluation, test"):
+        assert "the sum of malformed uncapped, turn cap, token cap and observation cap" in text.split(f"## {title}", 1)[1].split("\n## ")[0]
+    assert "the sum of malformed uncapped and token cap" in text.split("## Retention (no tools)", 1)[1].split("\n## ")[0]
+
+
+def test_the_pilot_is_not_release_eligible_for_its_retention(summary: dict[str, Any]) -> None:
+    assert summary["release"]["pilot/seed-42"] == {
+        "eligible": False,
+        "blocked_by": ["zero-drop retention gate failed (1 won, 2 lost)"],
+    }
+    table = pilot_rows.rows(render(summary), "Release")
+    assert table["release eligible"] == ["no", "no"]
+    assert table["blocked by"][1] == "control: its reward is random"
+
+
+def test_missing_training_episodes_are_infrastructure_errors(finished: Path) -> None:
+    file = finished / "arms/pilot/seed-42/train/manifest.json"
+    write_json(file, read_json(file) | {"episodes": 61})
+    found = summarize(finished, SETTINGS)
+    assert found["training"]["pilot/seed-42"]["infrastructure_errors"] == 3
+    assert "training health: 3 episodes are missing" in found["release"]["pilot/seed-42"]["blocked_by"]
+
+
+def test_a_policy_that_never_saw_a_split_has_no_column_there(finished: Path) -> None:
+    """As where dev chooses the arm: the placebo and the others are not evaluated on test."""
+    file = finished / "statistics/manifest.json"
+    inputs = read_json(file)["inputs"]
+    write_json(file, {"inputs": {role: digest for role, digest in inputs.items() if role != "placebo/seed-42/agent-test"}})
+    compared = finished / "statistics/comparison.json"
+    content = read_json(compared)
+    del content["placebo"]["placebo/seed-42"]["agent-test"]
+    write_json(compared, content)
+    found = summarize(finished, SETTINGS)
+    text = "\n".join(table.markdown() for table in pilot_tables(found))
+    assert pilot_rows.rows(text, "Agent evaluation, test")["measure"] == ["start", "pilot/seed-42"]
+    assert pilot_rows.rows(text, "Paired change against start, test")["measure"] == ["pilot/seed-42"]
+    assert pilot_rows.rows(text, "Agent evaluation, dev")["measure"] == ["start", "pilot/seed-42", "placebo/seed-42"]

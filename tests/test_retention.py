@@ -176,8 +176,9 @@ def test_answers_are_sampled_within_the_limit_and_scored_twice(chat: ChatProtoco
         ("c", 17, 17, False, False, "stop"),
         ("d", None, 18, False, True, "length"),
     ]
-    assert retention.measures(found) == {
-        "items": 4, "correct": 1, "flexible_correct": 3, "malformed": 1, "token_cap": 1, "assistant_tokens": sum(len(a.ids) for a in found),
+    assert retention.measures(found, 5) == {
+        "items": 4, "correct": 1, "flexible_correct": 3, "malformed_finals": 2, "malformed_uncapped": 1, "token_cap": 1,
+        "assistant_tokens": sum(len(a.ids) for a in found), "infrastructure_errors": 1,
     }  # fmt: skip
     assert [(request.max_tokens, request.key) for request in seen] == [(40, ("retention", chosen.decoding.seed, name)) for name in said]
     assert all("<tools>" not in chat.decode(request.context) for request in seen)

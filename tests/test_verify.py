@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from agentrl import report
 from agentrl.hashing import hash_files, sha256
 from agentrl.manifest import dump
 from agentrl.verify.audit import verify
@@ -20,6 +21,8 @@ from agentrl.verify.chain import expected_inputs, stage_folders
 EVALUATION = "policies/pilot/seed-3/agent-test/episodes.jsonl"
 TRAINING = "arms/pilot/seed-3/train/episodes.jsonl"
 ANSWERS = "policies/pilot/seed-3/retention/answers.jsonl"
+EXTERNAL = ("framing", "observation")
+MEASURES = ("agent-dev", "agent-test", "retention")
 DOT = "\ue000"
 """Stands for a dot inside one key of a dotted path."""
 Rows = list[dict[str, Any]]
@@ -72,7 +75,7 @@ def put(path: str, value: object | Callable[[Any], object]) -> Callable[[Any], N
         for part in parents:
             content = content[int(part)] if isinstance(content, list) else content[part]
         key = int(last) if isinstance(content, list) else last
-        content[key] = value(content[key]) if callable(value) else value
+        content[key] = value(content[key] if isinstance(content, list) else content.get(key)) if callable(value) else value
 
     return change
 
@@ -119,6 +122,25 @@ COMPARED = "statistics/comparison.json"
 JUDGED = "statistics/verdict.json"
 PAIR = "pilot.pilot/seed-3.agent-test"
 SUMMARY = "summary/summary.json"
+RUNS = "summary/runs.json"
+
+
+def told_alike(path: str, change: Callable[[Any], object]) -> Tamper:
+    """A number of the summary changed in every file that it is copied from, as a careful forger would: only a recount can tell."""
+
+    def tamper(study: Path) -> None:
+        kind, *_ = path.split(".")
+        if kind == "checked":
+            data("verify/verify.json", put(path.replace("checked", "stages", 1), change))(study)
+        elif path.rsplit(".", 1)[1] in report.GATE_FACTS:
+            _, name, fact = path.split(".")
+            data(f"arms/{name}/train/manifest.json", put(f"gates.{fact}", change))(study)
+        data(SUMMARY, put(path, change))(study)
+        found = json.loads((study / SUMMARY).read_text(encoding="utf-8"))
+        write(study / "summary/summary.md", report.render(found))
+
+    return tamper
+
 
 # name -> (change, kind that recomputation must name even when every hash has been regenerated)
 RECOMPUTED: dict[str, tuple[Tamper, str]] = {
@@ -173,10 +195,21 @@ RECOMPUTED: dict[str, tuple[Tamper, str]] = {
     "engine of one episode": (rows(EVALUATION, put("0.engine", "vllm")), "engine"),
     "engine of a training": (data("arms/pilot/seed-3/train/manifest.json", put("engine", "vllm")), "engine"),
     "counts of an evaluation": (data(BASELINE, put("counts.strict_success", lambda old: old + 1)), "count"),
+    "malformed finals": (data(BASELINE, put("counts.malformed_finals", lambda old: old + 1)), "count"),
+    "malformed uncapped": (data(BASELINE, put("counts.malformed_uncapped", lambda old: old + 1)), "count"),
+    "token cap": (data(BASELINE, put("counts.token_cap", lambda old: old + 1)), "count"),
+    "observation cap": (data(BASELINE, put("counts.observation_cap", lambda old: old + 1)), "count"),
+    "infrastructure errors": (data(BASELINE, put("counts.infrastructure_errors", 1)), "count"),
+    "malformed answers": (data("policies/baseline/retention/manifest.json", put("counts.malformed_finals", lambda old: old + 1)), "count"),
+    "count of an evaluation left out": (data(BASELINE, lambda found: found["counts"].pop("observation_cap")), "count"),
+    "count of a retention left out": (
+        data("policies/baseline/retention/manifest.json", lambda found: found["counts"].pop("malformed_uncapped")), "count",
+    ),
     "totals of a training": (data("arms/pilot/seed-3/train/manifest.json", put("mixed_groups", lambda old: old + 1)), "count"),
     "mean reward": (data("arms/pilot/seed-3/train/manifest.json", put("mean_reward", lambda old: old + 0.01)), "count"),
     "wins": (data(COMPARED, put(f"{PAIR}.wins", lambda old: old + 1)), "statistics"),
     "difference": (data(COMPARED, put(f"{PAIR}.difference", lambda old: old + 0.125)), "statistics"),
+    "what a change consists of": (data(COMPARED, put(f"{PAIR}.composition.gained.answer", lambda old: old + 1)), "statistics"),
     "interval": (data(COMPARED, put(f"{PAIR}.interval.low", lambda old: old + 0.125)), "statistics"),
     "p value": (data(COMPARED, put(f"{PAIR}.mcnemar_p", 0.001)), "statistics"),
     "gate": (data(COMPARED, put("pilot.pilot/seed-3.retention.zero_drop_gate.passed", lambda old: not old)), "statistics"),
@@ -192,6 +225,21 @@ RECOMPUTED: dict[str, tuple[Tamper, str]] = {
     "plan's sentence": (data("plan/power.json", put("sentences.0", "This design sees everything.")), "statistics"),
     "summary number": (data(SUMMARY, put("policies.baseline.agent-test.strict_success", lambda old: old + 1)), "summary"),
     "summary sentence": (data(SUMMARY, put("findings.0", "GRPO helped.")), "summary"),
+    "summary's replayed calls": (
+        data(SUMMARY, put("checked.policies/pilot/seed-3/agent-test.tool calls", lambda old: old + 1)), "summary",
+    ),
+    "summary's checked tokens": (data(SUMMARY, put("checked.preflight.sampled tokens", lambda old: old + 1)), "summary"),
+    "replayed calls told alike": (told_alike("checked.arms/pilot/seed-3/train.tool calls", lambda old: old + 1), "summary"),
+    "a stage that nobody replayed": (told_alike("checked.arms/pilot/seed-9", lambda _: {"episodes": 9}), "summary"),
+    "summary's steps with a gradient": (told_alike("training.pilot/seed-3.steps_with_gradient", lambda old: old - 1), "summary"),
+    "summary's adapter tensors": (told_alike("training.pilot/seed-3.adapter_tensors", lambda old: old - 1), "summary"),
+    "summary's infrastructure errors": (told_alike("training.pilot/seed-3.infrastructure_errors", lambda _: 1), "summary"),
+    "release": (told_alike("release.pilot/seed-3.eligible", lambda old: not old), "summary"),
+    "where a stage ran": (data(RUNS, put("policies/baseline/agent-test.gpu", "NVIDIA H200")), "summary"),
+    "seconds of a stage": (data(RUNS, put("arms/pilot/seed-3/train.training_seconds", 1.0)), "summary"),
+    "commit of a stage": (data(RUNS, put("statistics.commit", "0" * 40)), "summary"),
+    "a stage left out of the runs": (data(RUNS, lambda found: found.pop("preflight")), "summary"),
+    "text of the runs": (lambda s: write(s / "summary/runs.md", "It took no time.\n"), "summary"),
     "summary text": (lambda s: write(s / "summary/summary.md", "GRPO helped.\n"), "summary"),
     "engine of one policy": (data("policies/pilot/seed-3/agent-test/manifest.json", put("engine", "vllm")), "matching"),
     "config of one policy": (data("policies/pilot/seed-3/agent-test/manifest.json", put("config.decoding.top_k", 1)), "matching"),
@@ -312,6 +360,42 @@ def test_a_long_value_keeps_its_beginning_and_its_end() -> None:
     assert shown.found.startswith("/folder/folder/")
     assert shown.found.endswith("model: w did not change\\nagain")
     assert len(shown.found) <= 160
+
+
+def test_what_was_derived_is_counted_by_stage(study: Path) -> None:
+    """Stages add up to the totals; each count is that of the stage's own records."""
+    findings = verify(study)
+    evaluations = {f"policies/{policy}/{m}" for policy in ("baseline", "pilot/seed-3", "placebo/seed-3") for m in MEASURES}
+    assert set(findings.stages) == evaluations | {"preflight", "arms/pilot/seed-3/train", "arms/placebo/seed-3/train"}
+    for kind in ("episodes", "answers", "tool calls", "sampled tokens", "external tokens"):
+        assert sum(counts[kind] for counts in findings.stages.values()) == findings.counts[kind] > 0, kind
+    records = [json.loads(line) for line in (study / TRAINING).read_text(encoding="utf-8").splitlines()]
+    expected = {
+        "episodes": 24,
+        "tool calls": sum(len(row["calls"]) for row in records),
+        "sampled tokens": sum(len(part["ids"]) for row in records for part in row["segments"] if part["kind"] == "sampled"),
+        "external tokens": sum(len(part["ids"]) for row in records for part in row["segments"] if part["kind"] in EXTERNAL),
+    }
+    assert findings.stages["arms/pilot/seed-3/train"] == expected
+    assert findings.as_json()["stages"]["arms/pilot/seed-3/train"] == expected
+
+
+def test_a_stage_that_ran_again_after_the_summary_is_noted_not_judged(study: Path) -> None:
+    """Same bytes, other seconds: Snakemake leaves the summary as it is."""
+    data("policies/baseline/retention/provenance.json", lambda found: found.update(seconds=99.0, ended="2999-01-01T00:00:00+00:00"))(study)
+    findings = verify(study)
+    assert findings.passed, show(findings)
+    assert "policies/baseline/retention ran again after the summary was written; summary/runs.md tells of the run before" in findings.notes
+
+
+def test_a_provenance_from_before_the_summary_must_be_the_one_that_was_told(study: Path) -> None:
+    data("policies/baseline/retention/provenance.json", lambda found: found.update(seconds=99.0))(study)
+    assert verify(study).first["summary"].record == "policies/baseline/retention"
+
+
+def test_adapters_that_were_deleted_to_save_space_are_no_break_of_the_summary(study: Path) -> None:
+    (study / "arms/pilot/seed-3/train/adapter/adapter_model.safetensors").unlink()
+    assert "summary" not in verify(study).first
 
 
 def as_binary(found: dict[str, Any]) -> None:

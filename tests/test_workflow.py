@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pilot_rows
 import pytest
 from micro_study import copy_project, snakemake
 from safetensors.torch import load_file
@@ -46,9 +47,56 @@ def test_the_summary_tells_the_counts_of_the_evidence(micro: Path) -> None:
     for policy, found in summary["policies"].items():
         for split in ("dev", "test"):
             episodes = list(read(micro / STUDY / "policies" / policy / f"agent-{split}" / "episodes.jsonl"))
-            assert found[f"agent-{split}"] == measures(episodes)
+            assert found[f"agent-{split}"] == measures(episodes, len(episodes))
     text = (micro / STUDY / "summary/summary.md").read_text(encoding="utf-8")
     assert all(sentence in text for sentence in [*summary["findings"], *summary["limits"]])
+
+
+def test_the_summary_and_its_runs_have_the_pilot_s_rows(micro: Path) -> None:
+    pages = {"summary.md": pilot_rows.SUMMARY, "runs.md": pilot_rows.RUNS}
+    for page, expected in pages.items():
+        text = (micro / STUDY / "summary" / page).read_text(encoding="utf-8")
+        assert {title: pilot_rows.names(text, title) for title in expected} == expected
+
+
+def test_the_summary_tells_what_was_replayed_and_what_may_be_released(micro: Path) -> None:
+    summary = load(micro / STUDY / "summary/summary.json")
+    assert summary["checked"] == load(micro / STUDY / "verify/verify.json")["stages"]
+    for arm in ARMS:
+        told = summary["training"][f"{arm}/seed-3"]
+        steps = [json.loads(line) for line in (micro / STUDY / f"arms/{arm}/seed-3/train/steps.jsonl").read_text().splitlines()]
+        assert told["steps_with_gradient"] == sum(step["grad_norm"] != 0 for step in steps) == 3
+        assert told["adapter_tensors"] == told["adapter_tensors_changed"] == 28
+        assert told["infrastructure_errors"] == 0
+    assert summary["release"]["pilot/seed-3"]["eligible"] == (
+        summary["comparisons"]["pilot/seed-3"]["retention"]["losses"] <= summary["comparisons"]["pilot/seed-3"]["retention"]["wins"]
+    )
+    assert summary["release"]["placebo/seed-3"]["blocked_by"][0] == "control: its reward is random"
+
+
+def test_the_change_consists_of_the_episodes_workflows_and_answers(micro: Path) -> None:
+    for arm in ARMS:
+        for split in ("dev", "test"):
+            before, after = (
+                {e.key.task: e.outcome for e in read(micro / STUDY / f"policies/{policy}/agent-{split}/episodes.jsonl")}
+                for policy in ("baseline", f"{arm}/seed-3")
+            )
+            found = load(micro / STUDY / "statistics/comparison.json")[arm][f"{arm}/seed-3"][f"agent-{split}"]
+            gained = [task for task in before if after[task].strict and not before[task].strict]
+            assert sum(found["composition"]["gained"].values()) == len(gained) == found["wins"]
+            assert found["composition"]["gained"]["workflow"] == sum(before[task].answer_correct for task in gained)
+            assert found["composition"]["gained"]["answer"] == sum(before[task].workflow for task in gained)
+            assert sum(found["composition"]["lost"].values()) == found["losses"]
+
+
+def test_where_it_ran_is_no_part_of_the_manifest_and_is_shown(micro: Path) -> None:
+    outputs = load(micro / STUDY / "summary/manifest.json")["outputs"]
+    assert set(outputs) == {"summary.json", "summary.md"}
+    command = [sys.executable, "scripts/show_study.py", "--study", STUDY]
+    shown = subprocess.run(command, cwd=micro, text=True, capture_output=True, check=True).stdout
+    assert (micro / STUDY / "summary/runs.md").read_text(encoding="utf-8") in shown
+    assert "ran from no checkout: no commit says which code they ran." in shown
+    assert "`runs.md` beside this file" in shown
 
 
 def test_the_summary_holds_no_raw_task(micro: Path) -> None:

@@ -34,6 +34,8 @@ class Evaluation:
     manifest: dict[str, Any]
     scores: pd.DataFrame
     """Columns item, trial, score (0 or 1): strict success, or the protocol score of retention."""
+    parts: pd.DataFrame | None = None
+    """Agent measures: columns item, trial, workflow, answer (0 or 1), of which strict success is the product."""
 
 
 def load(folder: Path) -> Evaluation:
@@ -42,13 +44,17 @@ def load(folder: Path) -> Evaluation:
     check_files(folder, manifest["outputs"], folder / "manifest.json")
     if tuple(manifest["policy"].split("/")) != folder.parts[-1 - len(manifest["policy"].split("/")) : -1]:
         raise ComparisonError(f"{folder}: holds the evaluation of {manifest['policy']}; every policy's records lie in its own folder")
-    rows = retention_rows(folder / "answers.jsonl") if folder.name == RETENTION else agent_rows(folder / "episodes.jsonl")
-    return Evaluation(manifest["policy"], folder.name, manifest, pd.DataFrame(rows, columns=["item", "trial", "score"]))
+    policy, keys = manifest["policy"], ["item", "trial"]
+    if folder.name == RETENTION:
+        return Evaluation(policy, RETENTION, manifest, pd.DataFrame(retention_rows(folder / "answers.jsonl"), columns=[*keys, "score"]))
+    table = pd.DataFrame(agent_rows(folder / "episodes.jsonl"), columns=[*keys, "score", "workflow", "answer"])
+    return Evaluation(policy, folder.name, manifest, table[[*keys, "score"]], table[[*keys, "workflow", "answer"]])
 
 
-def agent_rows(path: Path) -> list[tuple[str, int, int]]:
-    """(task, trial, strict success) of every episode."""
-    return [(t.key.task, t.key.trial, int(t.outcome.strict)) for t in trajectory.read(path)]
+def agent_rows(path: Path) -> list[tuple[str, int, int, int, int]]:
+    """(task, trial, strict success, valid workflow, correct answer) of every episode."""
+    found = ((t.key, t.outcome) for t in trajectory.read(path))
+    return [(key.task, key.trial, int(o.strict), int(o.workflow), int(o.answer_correct)) for key, o in found]
 
 
 def retention_rows(path: Path) -> list[tuple[str, int, int]]:
@@ -82,7 +88,29 @@ def compare(baseline: Evaluation, candidate: Evaluation, settings: Statistics) -
     }
     if candidate.measure == RETENTION:
         result["zero_drop_gate"] = asdict(statistics.zero_drop_gate(pair))
+    if baseline.parts is not None and candidate.parts is not None:
+        result["composition"] = composition(baseline.parts, candidate.parts)
     return result
+
+
+def composition(baseline: pd.DataFrame, candidate: pd.DataFrame) -> dict[str, dict[str, int]]:
+    """What the change of strict success consists of: episodes gained and lost, by the part that changed.
+
+    An episode is paired with the other policy's of the same item and trial. With one trial, gained and lost episodes are wins and losses.
+
+    Args:
+        baseline: columns item, trial, workflow, answer (0 or 1).
+        candidate: the same items and trials.
+
+    Returns:
+        `gained` and `lost`, each with `workflow` (only that changed), `answer` (only that) and `both`.
+    """
+    pairs = baseline.merge(candidate, on=["item", "trial"], suffixes=("", "_after"), validate="one_to_one")
+    before, after = pairs["workflow"] * pairs["answer"], pairs["workflow_after"] * pairs["answer_after"]
+    workflow, answer = pairs["workflow"] != pairs["workflow_after"], pairs["answer"] != pairs["answer_after"]
+    changed = {"workflow": workflow & ~answer, "answer": answer & ~workflow, "both": workflow & answer}
+    turned = {"gained": after > before, "lost": after < before}
+    return {side: {part: int((rows & here).sum()) for part, rows in changed.items()} for side, here in turned.items()}
 
 
 def same_conditions(baseline: Evaluation, candidate: Evaluation) -> None:

@@ -34,8 +34,17 @@ def batched_list(rows: Sequence[Any], size: int) -> Iterator[list[Any]]:
     return (list(rows[start : start + size]) for start in range(0, len(rows), size))
 
 
-def measures(trajectories: Iterable[Trajectory]) -> dict[str, int]:
-    """The pilot's agent measures as counts over episodes; divide by `episodes` for rates."""
+def measures(trajectories: Iterable[Trajectory], planned: int) -> dict[str, int]:
+    """The pilot's agent measures as counts over episodes; divide by `episodes` for rates.
+
+    They overlap as in the pilot's table: `malformed_finals` are all episodes without an accepted answer, and therefore the sum of
+    `malformed_uncapped`, `turn_cap`, `token_cap` and `observation_cap`; every other episode has an answer, right or wrong.
+
+    Args:
+        trajectories: the recorded episodes.
+        planned: episodes that the stage set out to play. What is missing of them is `infrastructure_errors`: an engine or worker fault
+            stops a stage and is never a score, so that a finished stage has none.
+    """
     rows = list(trajectories)
     outcomes = [row.outcome for row in rows]
     return {
@@ -47,9 +56,12 @@ def measures(trajectories: Iterable[Trajectory]) -> dict[str, int]:
         "calculation": sum(o.calculation for o in outcomes),
         "tool_calls": sum(len(row.calls) for row in rows),
         "tool_errors": sum(o.tool_errors for o in outcomes),
-        "malformed_finals": sum(o.end == "malformed" for o in outcomes),
+        "malformed_finals": sum(o.answer is None for o in outcomes),
+        "malformed_uncapped": sum(o.end == "malformed" for o in outcomes),
         "turn_cap": sum(o.end == "turn_cap" for o in outcomes),
-        "token_cap": sum(o.end in ("token_cap", "observation_cap") for o in outcomes),
+        "token_cap": sum(o.end == "token_cap" for o in outcomes),
+        "observation_cap": sum(o.end == "observation_cap" for o in outcomes),
         "assistant_tokens": sum(len(segment.ids) for row in rows for segment in row.sampled),
         "external_tokens": sum(len(row.completion_ids) - sum(row.loss_mask) for row in rows),
+        "infrastructure_errors": planned - len(rows),
     }

@@ -43,7 +43,8 @@ def play(rollout: Rollout, tasks: Sequence[Task], section: Preflight, batch_size
 def report(episodes: Sequence[Trajectory], section: Preflight, weights: Reward) -> dict[str, Any]:
     """Counts over the episodes (as an evaluation's), and mixed groups under every reward an arm could have."""
     mixed = {name: mixed_groups(episodes, name, section.group_size, section.group_size, weights) for name in REWARDS}
-    return {"groups": section.groups, "group_size": section.group_size, "counts": measures(episodes), "mixed_groups": mixed}
+    counts = measures(episodes, section.groups * section.group_size)
+    return {"groups": section.groups, "group_size": section.group_size, "counts": counts, "mixed_groups": mixed}
 
 
 def mixed_groups(episodes: Sequence[Trajectory], reward: str, sampled: int, group_size: int, weights: Reward) -> int:
@@ -59,7 +60,7 @@ def verdict(
     size = arm.settings(base).group_size
     mixed = mixed_groups(episodes, arm.reward, section.group_size, size, weights)
     if mixed == 0 and arm.reward != EXEMPT and arm.warmup is None:
-        counts = measures(episodes)
+        counts = measures(episodes, section.groups * section.group_size)
         raise PreflightError(
             f"arm {name!r} could not learn: none of {section.groups} groups of {size} had reward variation under its {arm.reward} reward "
             f"({counts['strict_success']} of {counts['episodes']} episodes succeeded strictly, {counts['lookup']} looked up, "

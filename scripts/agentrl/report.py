@@ -6,20 +6,22 @@ from typing import Any
 
 import jinja2
 
-from agentrl import ledger, power, statistics
+from agentrl import ledger, power, release, statistics
 from agentrl.comparison import BASELINE, RECORDED, RETENTION, arm_of, by_arm, measures_of
 from agentrl.config import Plan, Statistics, validate
+from agentrl.figures import SMALLEST_P, points, probability
 from agentrl.hashing import sha256
 from agentrl.manifest import read_json
+from agentrl.tables import pilot_tables
 from agentrl.tasks import FAMILIES, read_tasks
 from agentrl.verdict import gained
 
 TEMPLATES = Path(__file__).parent / "templates"
 MOST = 0.9
 """A merged checkpoint that carries less of the trained update is told of."""
-SMALLEST_P = 0.0001
-"""A smaller p is printed as below this."""
 TRAINING_FACTS = ("steps", "episodes", "unique_tasks", "groups", "mixed_groups", "mean_reward", "strict_success")
+GATE_FACTS = ("steps_with_gradient", "adapter_tensors", "adapter_tensors_changed")
+"""Of what a training recorded as `gates` (`scripts/train.py`)."""
 LIMITS = (
     "One synthetic task family: the result says nothing about other tools, longer episodes or real orders.",
     "Numeric ranges of the splits overlap; ids, wordings and (quantity, price) pairs do not.",
@@ -51,18 +53,13 @@ def summarize(study: Path, settings: Statistics) -> dict[str, Any]:
         for name in (BASELINE, *candidates)
     }
     selection = read_json(study / "selection" / "selection.json") if "selection" in consumed else None
-    training = {}
-    for name in candidates:
-        manifest = read_json(study / "arms" / name / "train" / "manifest.json")
-        audit = read_json(study / "arms" / name / "merged" / "manifest.json")["audit"]
-        arm = manifest["config"]["arm"]
-        facts = {fact: manifest[fact] for fact in TRAINING_FACTS}
-        training[name] = {**facts, "reward": arm["reward"], "warmup": arm["warmup"], "merge": audit}
+    training = {name: trained(study / "arms" / name) for name in candidates}
+    sampled = read_json(study / "plan" / "preflight.json")
     pairs = {name: comparison[arm_of(name)][name] for name in candidates}
     return {
         "study": study.name,
         "judged_on": verdict["judged_on"],
-        "plan": [*read_json(study / "plan" / "power.json")["sentences"], preflight(read_json(study / "plan" / "preflight.json"))],
+        "plan": [*read_json(study / "plan" / "power.json")["sentences"], preflight(sampled)],
         "selection": selection,
         "next": next_design(validate(read_json(study / "config" / "plan.json"), Plan), verdict, pairs),
         "findings": [*chosen(selection), *findings(verdict, pairs, settings), *lost(training)],
@@ -70,8 +67,30 @@ def summarize(study: Path, settings: Statistics) -> dict[str, Any]:
         "policies": policies,
         "comparisons": pairs,
         "training": training,
+        "preflight": sampled,
+        "checked": read_json(study / "verify" / "verify.json")["stages"],
+        "release_rule": release.RULE,
+        "release": {name: release.decide(training[name], pairs[name][RETENTION]) for name in candidates},
         "looks": looks(study),
         "limits": [*LIMITS, *scaffolds(study, verdict["judged_on"]), *recorded_baseline(study)],
+    }
+
+
+def trained(run: Path) -> dict[str, Any]:
+    """What one training run did and what its merge did to the weights.
+
+    Args:
+        run: `results/{study}/arms/{arm}/seed-{seed}`.
+    """
+    manifest = read_json(run / "train" / "manifest.json")
+    settings, arm = manifest["config"]["training"], manifest["config"]["arm"]
+    return {
+        **{fact: manifest[fact] for fact in TRAINING_FACTS},
+        **{fact: manifest["gates"][fact] for fact in GATE_FACTS},
+        "infrastructure_errors": settings["steps"] * settings["batch_size"] - manifest["episodes"],
+        "reward": arm["reward"],
+        "warmup": arm["warmup"],
+        "merge": read_json(run / "merged" / "manifest.json")["audit"],
     }
 
 
@@ -241,16 +260,6 @@ def _bound(arm: str, found: Mapping[str, Any]) -> str:
     )
 
 
-def points(fraction: float) -> str:
-    """A fraction as signed percentage points."""
-    return f"{100 * fraction:+.1f}"
-
-
-def probability(value: float) -> str:
-    """A p value with three significant digits."""
-    return f"{value:.3g}" if value >= SMALLEST_P else f"< {SMALLEST_P}"
-
-
 def render(summary: Mapping[str, Any]) -> str:
     """The summary as Markdown."""
     environment = jinja2.Environment(  # noqa: S701 - Markdown of numbers and names, not HTML
@@ -265,6 +274,7 @@ def render(summary: Mapping[str, Any]) -> str:
     covers += [("Retention bound", found["non_inferiority"]["note"]) for found in kept]
     return environment.get_template("summary.md.j2").render(
         **summary,
+        tables=pilot_tables(summary),
         notes=[*(f"{what}: {note}" for what, note in dict.fromkeys(covers)), f"Streams: {statistics.COVERS['streams']}"],
         several=any(found["seeds"] > 1 for found in judged),
         trials=max(found["trials"] for found in judged),

@@ -96,16 +96,23 @@ def score(
     return Answer(policy, step, item.id, seed, prompt, ids, logprobs, finish, strict, flexible, right, loose)
 
 
-def measures(rows: Iterable[Answer]) -> dict[str, int]:
-    """Counts over items."""
+def measures(rows: Iterable[Answer], planned: int) -> dict[str, int]:
+    """Counts over items. `malformed_finals`, without a strict answer, is the sum of `malformed_uncapped` and `token_cap`.
+
+    Args:
+        rows: the recorded answers.
+        planned: items that the stage set out to ask; what is missing is `infrastructure_errors`, as in `evaluation.measures`.
+    """
     found = list(rows)
     return {
         "items": len(found),
         "correct": sum(row.correct for row in found),
         "flexible_correct": sum(row.flexible_correct for row in found),
-        "malformed": sum(row.strict is None and row.finish == "stop" for row in found),
+        "malformed_finals": sum(row.strict is None for row in found),
+        "malformed_uncapped": sum(row.strict is None and row.finish == "stop" for row in found),
         "token_cap": sum(row.finish == "length" for row in found),
         "assistant_tokens": sum(len(row.ids) for row in found),
+        "infrastructure_errors": planned - len(found),
     }
 
 

@@ -1,7 +1,7 @@
 """What verification found: the first break of each kind, with file, record and field, and counts of what was checked."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,8 +41,15 @@ class Findings:
         self.first: dict[str, Break] = {}
         self.breaks: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
+        self.stages: dict[str, Counter[str]] = {}
+        """Folder below the study -> what of its evidence was derived anew: episodes or answers, calls, tokens."""
         self.notes: list[str] = []
         """What could not be checked here, in plain words."""
+
+    def derived(self, stage: Path, counts: Mapping[str, int]) -> None:
+        """Count what was derived anew, in all and for its stage."""
+        self.counts.update(counts)
+        self.stages.setdefault(stage.relative_to(self.root).as_posix(), Counter()).update(counts)
 
     def add(self, kind: str, file: Path, record: str, field: str, expected: object, found: object) -> None:
         """Record a break."""
@@ -72,7 +79,9 @@ class Findings:
     def as_json(self) -> dict[str, Any]:
         """Plain data for `--json` and for the verify rule."""
         breaks = [asdict(b) | {"occurrences": self.breaks[b.kind]} for b in self.first.values()]
-        return {"passed": self.passed, "checked": dict(sorted(self.counts.items())), "breaks": breaks, "notes": self.notes}
+        stages = {stage: dict(sorted(counts.items())) for stage, counts in sorted(self.stages.items())}
+        checked = dict(sorted(self.counts.items()))
+        return {"passed": self.passed, "checked": checked, "stages": stages, "breaks": breaks, "notes": self.notes}
 
 
 def _short(value: object, limit: int = 160) -> str:

@@ -21,8 +21,16 @@ from agentrl.trajectory import VERSION
 from agentrl.verify.breaks import Findings
 from agentrl.verify.replay import Replay, group_relative, milestone_reward, replay, runs
 
+RETENTION_COUNTS = (
+    "items", "correct", "flexible_correct", "malformed_finals", "malformed_uncapped", "token_cap", "assistant_tokens",
+    "infrastructure_errors",
+)  # fmt: skip
 TOLERANCE = 1e-6
 """Rewards and advantages are recorded with six decimals."""
+
+
+Parts = dict[tuple[str, int], tuple[bool, bool]]
+"""(task, trial) -> valid workflow, correct answer."""
 
 
 class Evidence:
@@ -40,6 +48,8 @@ class Evidence:
         """(policy, measure) -> item, trial, recomputed score."""
         self.counts: dict[tuple[str, str], dict[str, int]] = {}
         """(policy, measure) -> recomputed counts."""
+        self.parts: dict[tuple[str, str], Parts] = {}
+        """(policy, agent measure) -> recomputed parts of strict success."""
 
     def agent(self, policy: str, split: str, tasks: Sequence[Task], steps: int) -> None:
         """One policy's episodes on one split: complete, in order, each following from its ids."""
@@ -60,9 +70,10 @@ class Evidence:
                 self._absent(file, _name(number, record), record, ("reward", "advantage", "loss_runs"))
                 rows.append((record, found))
                 scores.append((task.id, record["key"]["trial"], int(found.outcome["strict"])))
-            counts = _agent_counts(rows)
+            counts = _agent_counts(rows, len(wanted))
             self.findings.equal("count", folder / "manifest.json", "", "counts", counts, manifest["counts"])
             self.counts[policy, f"agent-{split}"] = counts
+            self.parts[policy, f"agent-{split}"] = _parts(rows)
             self.scores[policy, f"agent-{split}"] = pd.DataFrame(scores, columns=["item", "trial", "score"])
 
     def retention(self, policy: str, items: Sequence[Item], steps: int) -> None:
@@ -72,8 +83,8 @@ class Evidence:
         with self.findings.reading(file):
             manifest = read_json(folder / "manifest.json")
             section = validate(manifest["config"]["retention"], Retention)
-            counts, scores = Counter(dict.fromkeys(manifest["counts"], 0)), []
             lines = list(read_lines(file))
+            counts, scores = Counter(dict.fromkeys(RETENTION_COUNTS, 0), infrastructure_errors=len(items) - len(lines)), []
             self.findings.equal("episodes", file, "", "items", [item.id for item in items], [row["item"] for _, row in lines])
             for (number, row), item in zip(lines, items, strict=False):
                 counts.update(self._answer(file, number, row, item, section, policy, steps))
@@ -107,10 +118,11 @@ class Evidence:
             self.findings.add("budget", file, name, "ids", f"an answer that stops or fills {section.max_tokens} tokens", f"{len(ids)} ids")
         if row["logprobs"] is not None or policy != "baseline":  # a recorded baseline may lack them; `baselines.check_recorded` tells
             self.findings.equal("answer", file, name, "logprobs", len(ids), len(row["logprobs"] or []))
-        self.findings.counts.update({"answers": 1, "sampled tokens": len(ids)})
+        self.findings.derived(file.parent, {"answers": 1, "sampled tokens": len(ids)})
         return Counter(
             items=1, correct=int(expected["correct"]), flexible_correct=int(expected["flexible_correct"]),
-            malformed=int(strict is None and stopped), token_cap=int(not stopped), assistant_tokens=len(ids),
+            malformed_finals=int(strict is None), malformed_uncapped=int(strict is None and stopped), token_cap=int(not stopped),
+            assistant_tokens=len(ids),
         )  # fmt: skip
 
     def training(self, policy: str, tasks: Sequence[Task]) -> None:
@@ -171,7 +183,7 @@ class Evidence:
                 rows.append((record, self._episode(file, number, record, task, protocol, manifest["engine"])))
                 self._absent(file, _name(number, record), record, ("reward", "advantage", "loss_runs"))
             mixed = {name: _mixed(rows, size, size, Arm(reward=name), weights) for name in ("shaped", "random", "binary")}
-            expected = {"groups": section.groups, "group_size": size, "counts": _agent_counts(rows), "mixed_groups": mixed}
+            expected = {"groups": section.groups, "group_size": size, "counts": _agent_counts(rows, len(wanted)), "mixed_groups": mixed}
             self.findings.equal("count", folder / "manifest.json", "", "report", expected, manifest["report"])
             self.findings.equal("count", report, "", "preflight", expected, read_json(report))
             for name in arms:
@@ -283,8 +295,8 @@ class Evidence:
         self.findings.equal("engine", file, _name(number, record), "engine", engine, record["engine"])
         for kind, field, expected, claimed in found.mismatches:
             self.findings.add(kind, file, _name(number, record), field, expected, claimed)
-        self.findings.counts.update({"episodes": 1, "tool calls": len(found.calls)})
-        self.findings.counts.update({"sampled tokens": found.sampled, "external tokens": found.external})
+        tokens = {"sampled tokens": found.sampled, "external tokens": found.external}
+        self.findings.derived(file.parent, {"episodes": 1, "tool calls": len(found.calls), **tokens})
         return found
 
     def _absent(self, file: Path, name: str, record: Mapping[str, Any], fields: Sequence[str]) -> None:
@@ -307,8 +319,14 @@ def _mixed(rows: Sequence[tuple[Mapping[str, Any], Replay]], sampled: int, size:
     return sum(len(set(rewards[start : start + size])) > 1 for start in range(0, len(rewards), sampled))
 
 
-def _agent_counts(rows: Sequence[tuple[Mapping[str, Any], Replay]]) -> dict[str, int]:
-    """The agent measures, counted from replays."""
+def _parts(rows: Sequence[tuple[Mapping[str, Any], Replay]]) -> Parts:
+    """What strict success consists of, from replays."""
+    found = ((record["key"], replayed.outcome) for record, replayed in rows)
+    return {(key["task"], key["trial"]): (bool(outcome["workflow"]), bool(outcome["answer_correct"])) for key, outcome in found}
+
+
+def _agent_counts(rows: Sequence[tuple[Mapping[str, Any], Replay]], planned: int) -> dict[str, int]:
+    """The agent measures, counted from replays; `planned` is the number of episodes that there must be."""
     outcomes = [found.outcome for _, found in rows]
     ends = Counter(outcome["end"] for outcome in outcomes)
     flags = {"strict_success": "strict", "valid_workflow": "workflow", "correct_answer": "answer_correct"}
@@ -319,11 +337,12 @@ def _agent_counts(rows: Sequence[tuple[Mapping[str, Any], Replay]]) -> dict[str,
         "calculation": sum(outcome["calculation"] for outcome in outcomes),
         "tool_calls": sum(len(found.calls) for _, found in rows),
         "tool_errors": sum(outcome["tool_errors"] for outcome in outcomes),
-        "malformed_finals": ends["malformed"],
-        "turn_cap": ends["turn_cap"],
-        "token_cap": ends["token_cap"] + ends["observation_cap"],
+        "malformed_finals": len(rows) - ends["answer"],
+        "malformed_uncapped": ends["malformed"],
+        **{cap: ends[cap] for cap in ("turn_cap", "token_cap", "observation_cap")},
         "assistant_tokens": sum(found.sampled for _, found in rows),
         "external_tokens": sum(found.external for _, found in rows),
+        "infrastructure_errors": planned - len(rows),
     }
 
 

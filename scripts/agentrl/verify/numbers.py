@@ -10,7 +10,8 @@ from agentrl.comparison import arm_of, by_arm
 from agentrl.config import Plan, Statistics, validate
 from agentrl.manifest import read_json
 from agentrl.verify.breaks import Findings
-from agentrl.verify.evidence import Evidence
+from agentrl.verify.evidence import Evidence, Parts
+from agentrl.verify.summary import check_runs, check_told
 
 TOLERANCE = 1e-12
 
@@ -61,7 +62,21 @@ def _check_pair(
         findings.equal(
             "statistics", file, f"{name}, {measure}", "zero_drop_gate.passed", losses <= wins, claims["zero_drop_gate"]["passed"]
         )
+    else:
+        made_of = _composition(evidence.parts["baseline", measure], evidence.parts[name, measure])
+        _same(findings, file, f"{name}, {measure}", "composition", made_of, claims["composition"])
     findings.counts["comparisons"] += 1
+
+
+def _composition(before: Parts, after: Parts) -> dict[str, dict[str, int]]:
+    """Episodes whose strict success turned, by what differs: counted by hand from replayed workflows and answers."""
+    found = {side: {"workflow": 0, "answer": 0, "both": 0} for side in ("gained", "lost")}
+    for key, parts in before.items():
+        workflow, answer = (old != new for old, new in zip(parts, after[key], strict=True))
+        if all(parts) != all(after[key]):
+            what = "both" if workflow and answer else "workflow" if workflow else "answer"
+            found["lost" if all(parts) else "gained"][what] += 1
+    return found
 
 
 def check_verdict(study: Path, evidence: Evidence, findings: Findings) -> None:
@@ -160,6 +175,8 @@ def check_summary(study: Path, evidence: Evidence, findings: Findings) -> None:
         for policy, measures in summary["policies"].items():
             for measure, counts in measures.items():
                 findings.equal("summary", file, f"{policy}, {measure}", "counts", evidence.counts[policy, measure], counts)
+        check_told(study, summary, evidence, findings)
+        check_runs(study, findings)
         settings = validate(read_json(study / "config" / "statistics.json"), Statistics)
         fresh = report.summarize(study, settings)
         # the folder may have been renamed; the ledger lies outside the study and may have grown since
