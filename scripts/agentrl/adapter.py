@@ -11,7 +11,8 @@ from agentrl.manifest import read_json, write_json
 
 FOLDER = "adapter"
 """Beside the manifest of the stage that trained it."""
-FILES = (f"{FOLDER}/adapter_config.json", f"{FOLDER}/adapter_model.safetensors")
+WEIGHTS = "adapter_model.safetensors"
+FILES = (f"{FOLDER}/adapter_config.json", f"{FOLDER}/{WEIGHTS}")
 
 
 def lora_config(lora: Lora) -> LoraConfig:
