@@ -44,14 +44,15 @@ def main() -> None:
         name, chosen = f"{args.arm}/seed-{args.seed}", choose(frozen.section("model", config.Model), folder).name
         consumed = [file for file in (args.freeze, args.arm_section, args.warmup) if file is not None]
         with WorkFolder(args.work, consumed, args.seed, "train.py", engine=chosen) as work:
-            unchanged = train(args, frozen, arm, settings, folder, work, stage)
+            unchanged, trained_with = train(args, frozen, arm, settings, folder, work, stage)
             facts = publish(work, args.out, unchanged, settings)
             inputs = {"start": args.start, "tasks": args.tasks, "freeze": args.freeze, "arm": args.arm_section}
             if args.warmup is not None:
                 inputs["warmup"] = args.warmup
             effective = {"training": settings.model_dump(mode="json"), "arm": arm.content(), "seed": args.seed}
             ran_with = {**frozen.content["config"], **effective}
-            stage.manifest(inputs, [*adapter.FILES, grpo.EPISODES, grpo.STEPS], ran_with, {"policy": name, "engine": chosen, **facts})
+            outputs = [*adapter.FILES, grpo.EPISODES, grpo.STEPS]
+            stage.manifest(inputs, outputs, ran_with, {"policy": name, "engine": chosen, **trained_with, **facts})
             work.remove()
 
 
@@ -63,8 +64,12 @@ def train(
     folder: Path,
     work: WorkFolder,
     stage: manifest.Stage,
-) -> list[str]:
-    """Run or resume GRPO; save the adapter in the work folder; names of adapter tensors that did not change."""
+) -> tuple[list[str], dict[str, object]]:
+    """Run or resume GRPO and save the adapter in the work folder.
+
+    Returns:
+        Names of adapter tensors that did not change, and the effective arguments of the training.
+    """
     decoding, protocol = frozen.section("decoding", config.Decoding), frozen.section("protocol", config.Protocol)
     device, split = frozen.section("model", config.Model), tasks.read_tasks(args.tasks)
     asked = Training(settings.batch_size, protocol.budget, settings.lora.r, [task.messages() for task in split])
@@ -74,6 +79,7 @@ def train(
     recorder = grpo.Recorder(rollout, split, reward, f"{args.arm}/seed-{args.seed}", args.seed, work.path, settings)
     model = trained_model(engine, folder, device)
     trainer = grpo.trainer(model, chat.tokenizer, recorder, settings, decoding, protocol.budget, device)
+    trained_with = grpo.effective(trainer)
     if args.warmup is not None:
         manifest.check_files(args.warmup.parent, manifest.read_json(args.warmup)["outputs"], args.warmup)
         adapter.load(trainer.model, args.warmup.parent / adapter.FOLDER)
@@ -84,7 +90,7 @@ def train(
     stage.measured = {"resumed_from_step": work.resumed, "training_seconds": seconds, **engine.describe()}
     adapter.save(trainer.model, work.path / adapter.FOLDER)
     final = adapter.state(trainer.model)
-    return [name for name, tensor in final.items() if tensor.equal(initial[name])]
+    return [name for name, tensor in final.items() if tensor.equal(initial[name])], trained_with
 
 
 def publish(work: WorkFolder, out: Path, unchanged: list[str], settings: config.TrainingSettings) -> dict[str, object]:

@@ -29,6 +29,9 @@ from agentrl.reward import random_reward, shaped_reward
 from agentrl.rollout import Rollout
 from agentrl.tasks import Task, lookup_call
 from agentrl.trajectory import Trajectory
+from agentrl.verify import evidence as verification
+from agentrl.verify.breaks import Findings
+from agentrl.verify.replay import Replay
 
 Tensors = dict[str, torch.Tensor]
 POLICY = "pilot/seed-3"
@@ -594,3 +597,99 @@ def test_rewind_never_loses_what_it_keeps(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(KeyboardInterrupt):
         grpo.rewind(tmp_path, 1)
     assert (tmp_path / grpo.EPISODES).read_text() == line
+
+
+def stepped(lab: Lab, work: Path, **changes: object) -> tuple[list[StepRecord], Tensors]:
+    """Two steps on scripted episodes: the same ids whatever the policy is; the step records and the adapter."""
+    work.mkdir()
+    recorder = lab.recorder(work, lab.scripted(), 160, settings(lab.study, **changes))
+    trainer = lab.trainer(recorder)
+    trainer.train()
+    return [StepRecord(**json.loads(line)) for line in lines(work / grpo.STEPS)], adapter.state(trainer.model)
+
+
+def test_the_estimator_of_the_kl_term_changes_the_gradient_where_the_policy_has_left_the_reference(lab: Lab, tmp_path: Path) -> None:
+    """At step 1 both are 0 and flat; at step 2 they have one value and two gradients."""
+    (first, second), k3 = stepped(lab, tmp_path / "k3", kl=0.5, kl_estimator="k3")
+    (same, other), unbiased = stepped(lab, tmp_path / "unbiased", kl=0.5, kl_estimator="k3_unbiased")
+    assert (same.grad_norm, same.loss) == (first.grad_norm, first.loss)
+    assert other.kl == second.kl > 0
+    assert abs(other.grad_norm - second.grad_norm) > 1e-3 * second.grad_norm
+    assert any(not tensor.equal(unbiased[name]) for name, tensor in k3.items())
+
+
+@pytest.mark.parametrize(
+    ("estimator", "slope"),
+    [("k3", lambda d: 1 - torch.exp(d)), ("k3_unbiased", lambda d: -d)],  # d: reference minus policy, nats
+    ids=["k3", "k3_unbiased"],
+)
+def test_the_loss_is_the_configured_one(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, estimator: str, slope: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """By hand: each trained token's slope is (-advantage + kl * slope of the estimator) / trained tokens. That of the unbiased one is the
+    reverse KL's score function; TRL 0.29.0's default is the plain one."""
+    chosen = settings(run.lab.study, kl=0.3, kl_estimator=estimator)
+    trainer = run.lab.trainer(run.lab.recorder(tmp_path, run.lab.scripted(), 160, chosen))
+    inputs = run.losses[1]
+    policy = (inputs["ref_per_token_logps"] + torch.linspace(-1, 1, inputs["completion_ids"].shape[1])).requires_grad_()
+    seen = (policy, torch.zeros_like(policy), None)
+    monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", lambda *_, **__: seen)
+    trainer.model.eval()  # else TRL asks how many steps it accumulates, known in `train` only
+    GRPOTrainer._compute_loss(trainer, trainer.model, inputs).backward()
+    mask = inputs["completion_mask"] * inputs["tool_mask"]
+    away = (inputs["ref_per_token_logps"] - policy).detach()
+    expected = (0.3 * slope(away) - inputs["advantages"].unsqueeze(1)) * mask / mask.sum()
+    torch.testing.assert_close(policy.grad, expected)
+
+
+def test_the_optimizer_is_the_configured_one(lab: Lab, tmp_path: Path) -> None:
+    section = {"name": "adamw_torch", "beta1": 0.7, "beta2": 0.9, "epsilon": 1e-5, "weight_decay": 0.2}
+    changes = {"optimizer": section, "warmup_steps": 2, "lr_schedule": "constant", "steps": 4}
+    chosen = settings(lab.study).model_dump() | {**changes, "learning_rate": 0.01}
+    trainer = lab.trainer(lab.recorder(tmp_path, lab.scripted(), 160, TrainingSettings(**chosen)))
+    trainer.create_optimizer_and_scheduler(4)
+    group = trainer.optimizer.param_groups[0]
+    found = {name: group[name] for name in ("betas", "eps", "weight_decay", "fused", "amsgrad", "maximize")}
+    assert type(trainer.optimizer) is torch.optim.AdamW
+    assert found == {"betas": (0.7, 0.9), "eps": 1e-5, "weight_decay": 0.2, "fused": None, "amsgrad": False, "maximize": False}
+    rates = []
+    for _ in range(4):
+        rates.append(trainer.lr_scheduler.get_last_lr()[0])
+        trainer.optimizer.step()
+        trainer.lr_scheduler.step()
+    assert rates == pytest.approx([0.0, 0.005, 0.01, 0.01])
+
+
+def test_the_effective_arguments_are_recorded_in_full(lab: Lab, tmp_path: Path) -> None:
+    """And are the same in another folder, before and after the run."""
+    made = [lab.trainer(lab.recorder(tmp_path / name, lab.scripted(), 160, settings(lab.study, kl=0.3))) for name in ("a", "b")]
+    first, second = (json.dumps(grpo.effective(trainer), sort_keys=True, allow_nan=False) for trainer in made)
+    assert first == second
+    (tmp_path / "a").mkdir(exist_ok=True)
+    made[0].train()
+    assert json.dumps(grpo.effective(made[0]), sort_keys=True) == first
+    found = json.loads(first)
+    assert (found["grpo_config"]["beta"], found["grpo_config"]["use_bias_correction_kl"]) == (0.3, False)
+    assert found["lora_config"]["target_modules"] == sorted(made[0].recorder.settings.lora.targets)
+    assert found["advantage_epsilon"] == 1e-4
+    assert str(tmp_path) not in first
+
+
+@pytest.mark.parametrize("leave_out", [True, False])
+def test_episodes_that_break_off_are_left_out_of_the_loss_where_the_configuration_says_so(
+    lab: Lab, tmp_path: Path, leave_out: bool
+) -> None:
+    """A budget that cuts some of the scripted courses short: TRL's mask, the records and what verification derives agree."""
+    chosen = settings(lab.study, mask_truncated=leave_out, steps=1)
+    recorder = lab.recorder(tmp_path, lab.scripted(), 60, chosen)
+    lab.trainer(recorder).train()
+    episodes = list(trajectory.read(tmp_path / grpo.EPISODES))
+    cut = [episode for episode in episodes if episode.completion_ids[-1] not in lab.chat.stop_ids]
+    assert 0 < len(cut) < len(episodes)
+    evidence = verification.Evidence(tmp_path, lab.chat, Findings(tmp_path))
+    for line, episode in zip(lines(tmp_path / grpo.EPISODES), episodes, strict=True):
+        looked_at = [0] * len(episode.loss_mask) if leave_out and episode in cut else episode.loss_mask
+        assert [value for value, length in episode.loss_runs for _ in range(length)] == looked_at
+        replayed = Replay()
+        replayed.mask = episode.loss_mask
+        assert evidence._loss_mask(json.loads(line), replayed, chosen) == looked_at

@@ -80,7 +80,7 @@ def alternatives(annotation: Any, value: Any) -> list[Any]:
     if isinstance(value, str):
         return literals or [f"{value}x", *LEVELS]
     warmup = {"steps": 2, "batch_size": 2, "learning_rate": 1e-3}
-    return [*literals, 1, 2, 8, True, "x", ["x"], warmup, [str(number) for number in range(PILOT_RAW["retention"]["items"])]]
+    return [*literals, 1, 2, 8, 0.5, True, "x", ["x"], warmup, [str(number) for number in range(PILOT_RAW["retention"]["items"])]]
 
 
 LEVELS = sorted({level for family in FAMILIES.values() for level in family.scaffolds})

@@ -120,6 +120,7 @@ def flip_mask(found: Rows) -> None:
     found[0]["loss_runs"] = [[1, first[1] - 1], [0, 1], *found[0]["loss_runs"][1:]]
 
 
+TRAINED = "arms/pilot/seed-3/train/manifest.json"
 BASELINE = "policies/baseline/agent-test/manifest.json"
 MERGED = "arms/pilot/seed-3/merged/model/model.safetensors"
 COMPARED = "statistics/comparison.json"
@@ -314,6 +315,19 @@ RECOMPUTED: dict[str, tuple[Tamper, str]] = {
     "engine of one policy": (data("policies/pilot/seed-3/agent-test/manifest.json", put("engine", "vllm")), "matching"),
     "config of one policy": (data("policies/pilot/seed-3/agent-test/manifest.json", put("config.decoding.top_k", 1)), "matching"),
     "overridden setting": (data(TRAINING.replace("episodes.jsonl", "manifest.json"), put("config.training.kl", 0.5)), "config"),
+    "weight of the KL term": (data(TRAINED, put("grpo_config.beta", 0.5)), "arguments"),
+    "estimator of the KL term": (data(TRAINED, put("grpo_config.use_bias_correction_kl", lambda old: not old)), "arguments"),
+    "moment of the optimizer": (data(TRAINED, put("grpo_config.adam_beta2", 0.95)), "arguments"),
+    "a further term of the loss": (data(TRAINED, put("grpo_config.entropy_coef", 0.1)), "arguments"),
+    "order of the tasks": (data(TRAINED, put("grpo_config.shuffle_dataset", False)), "arguments"),
+    "a default that one run had": (data(TRAINED, put("grpo_config.num_train_epochs", 1.0)), "arguments"),
+    "an argument left out of the record": (data(TRAINED, lambda found: found["grpo_config"].pop("top_entropy_quantile")), "arguments"),
+    "dropout of the LoRA": (data(TRAINED, put("lora_config.lora_dropout", 0.1)), "arguments"),
+    "LoRA of the adapter's file": (
+        data(TRAINED.replace("manifest.json", "adapter/adapter_config.json"), put("use_rslora", True)),
+        "arguments",
+    ),
+    "epsilon of the advantages": (data(TRAINED, put("advantage_epsilon", 1e-6)), "arguments"),
     "preflight's call": (rows("preflight/episodes.jsonl", change_called_id), "calls"),
     "preflight's dropped episode": (rows("preflight/episodes.jsonl", lambda r: r[:-1]), "episodes"),
     "preflight on an unseen split": (rows("preflight/episodes.jsonl", put("0.key.split", "dev")), "episodes"),

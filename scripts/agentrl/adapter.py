@@ -1,6 +1,8 @@
 """The LoRA adapter of a policy: its shape, its files, and the same bytes for the same work; one for warm-up and GRPO."""
 
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
@@ -15,10 +17,42 @@ WEIGHTS = "adapter_model.safetensors"
 FILES = (f"{FOLDER}/adapter_config.json", f"{FOLDER}/{WEIGHTS}")
 
 
+BIAS = "none"
+"""Biases are not trained: neither the merge nor a GPU engine would carry them to the evaluation. PEFT's default."""
+INITIAL: dict[str, bool | str] = {"kaiming": True, "gaussian": "gaussian"}
+"""`lora.init` -> PEFT's `init_lora_weights`."""
+FIXED: dict[str, Any] = {
+    # Plain LoRA, W + alpha / r * B A, on the named projections of every layer and on nothing else.
+    "use_rslora": False,
+    "use_dora": False,
+    "use_qalora": False,
+    "lora_bias": False,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "exclude_modules": None,
+    "modules_to_save": None,
+    "layers_to_transform": None,
+    "layers_pattern": None,
+    "layer_replication": None,
+    "target_parameters": None,
+    "trainable_token_indices": None,
+    "ensure_weight_tying": False,
+    "fan_in_fan_out": False,
+}
+"""Arguments of `LoraConfig` that decide what is trained -> their value in every study."""
+
+
 def lora_config(lora: Lora) -> LoraConfig:
-    """PEFT's form of a configured LoRA, the same for warm-up and GRPO."""
+    """PEFT's form of a configured LoRA, the same for warm-up and GRPO. Nothing that enters the training is left to a default."""
     return LoraConfig(
-        r=lora.r, lora_alpha=lora.alpha, target_modules=list(lora.targets), lora_dropout=0.0, bias="none", task_type="CAUSAL_LM"
+        task_type="CAUSAL_LM",
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        target_modules=list(lora.targets),
+        lora_dropout=lora.dropout,
+        bias=BIAS,
+        init_lora_weights=INITIAL[lora.init],
+        **deepcopy(FIXED),
     )
 
 

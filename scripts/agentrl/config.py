@@ -166,11 +166,34 @@ class Reward(Section):
 
 
 class Lora(Section):
-    """PEFT LoRA of the trained policy."""
+    """PEFT LoRA of the trained policy. Biases stay as they are (`adapter.BIAS`)."""
 
     r: Positive
     alpha: Positive
     targets: Annotated[tuple[str, ...], Field(min_length=1)]
+    dropout: Annotated[float, Field(ge=0, lt=1)]
+    """Of the adapter's input, while training only."""
+    init: Literal["kaiming", "gaussian"]
+    """Of the projection down; the projection up begins at 0 either way, so that training begins at the start policy. Initialisations
+    that change the weights below the adapter are not offered: the KL term's reference is the model with its adapter off."""
+
+
+class Clip(Section):
+    """How far the ratio to the sampling policy may go: `1 - low` to `1 + high`."""
+
+    low: Annotated[float, Field(gt=0, lt=1)]
+    high: Rate
+
+
+class Optimizer(Section):
+    """AdamW of PyTorch. The weight decay spares norms and biases (`transformers.Trainer`)."""
+
+    name: Literal["adamw_torch", "adamw_torch_fused"]
+    """One algorithm, two implementations that round differently."""
+    beta1: Annotated[float, Field(ge=0, lt=1)]
+    beta2: Annotated[float, Field(ge=0, lt=1)]
+    epsilon: Rate
+    weight_decay: Annotated[float, Field(ge=0)]
 
 
 class TrainingSettings(Section):
@@ -181,11 +204,25 @@ class TrainingSettings(Section):
     batch_size: Positive
     learning_rate: Rate
     lr_schedule: Literal["linear", "constant", "cosine"]
+    warmup_steps: Annotated[int, Field(ge=0)]
+    """Optimizer steps in which the learning rate rises from 0."""
     kl: Annotated[float, Field(ge=0)]
     """Weight of the KL penalty against the start policy (adapter off)."""
+    kl_estimator: Literal["k3", "k3_unbiased"]
+    """What stands for the KL divergence of one sampled token, with d = log p(reference) - log p(policy): `k3` is exp(d) - d - 1 and its
+    gradient as it stands; `k3_unbiased` multiplies it by the ratio to the sampling policy, whose value is 1 on-policy but whose gradient
+    makes the whole that of the reverse KL (TRL's `use_bias_correction_kl`)."""
     max_grad_norm: Rate
     loss_type: Literal["dapo", "grpo", "dr_grpo", "bnpo"]
     scale_rewards: Literal["group", "none"]
+    importance_level: Literal["token", "sequence"]
+    """Whether ratios to the sampling policy are of tokens, or one of the sequence (its geometric mean)."""
+    clip: Clip
+    mask_truncated: bool
+    """Whether episodes whose last token ends no turn are left out of the loss."""
+    entropy_quantile: Annotated[float, Field(gt=0, le=1)]
+    """Share of the tokens, those of the highest entropy, that the reward's gradient goes through; 1 takes all."""
+    optimizer: Optimizer
     lora: Lora
     gradient_checkpointing: bool
     checkpoint_every: Positive

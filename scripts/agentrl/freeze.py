@@ -15,11 +15,32 @@ from agentrl.manifest import VERSION, check_files, read_json
 
 T = TypeVar("T", bound=Section)
 UPSTREAM: dict[str, tuple[str, ...]] = {
-    "train": ("trl/trainer/grpo_trainer.py", "trl/trainer/utils.py", "peft/tuners/lora/layer.py", "transformers/cache_utils.py"),
+    "train": (
+        "trl/trainer/grpo_trainer.py",
+        "trl/trainer/utils.py",
+        "trl/trainer/base_trainer.py",
+        "trl/trainer/grpo_config.py",
+        "trl/trainer/base_config.py",
+        "transformers/training_args.py",
+        "transformers/trainer.py",
+        "transformers/trainer_optimizer.py",
+        "transformers/trainer_pt_utils.py",
+        "transformers/optimization.py",
+        "transformers/cache_utils.py",
+        "peft/config.py",
+        "peft/mapping_func.py",
+        "peft/tuners/lora/config.py",
+        "peft/tuners/lora/layer.py",
+    ),
     "agent": ("transformers/cache_utils.py", "transformers/models/qwen3/modeling_qwen3.py"),
     "retention": ("transformers/cache_utils.py", "transformers/models/qwen3/modeling_qwen3.py"),
 }
-"""Installed files whose behaviour the evidence relies on, by kind of stage."""
+"""Installed files whose behaviour the evidence relies on, by kind of stage.
+
+Of a training: the loss, the defaults of its arguments, the optimizer loop, the schedule, the adapter. Not PyTorch's AdamW: a study may be
+frozen beside one build of PyTorch and trained beside another, the arithmetic lies in compiled code that no hash of a module covers, and
+its arguments are all set (`arguments`); a test watches the defaults of the few that nobody passes.
+"""
 
 
 class FreezeError(ValueError):

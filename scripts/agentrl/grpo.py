@@ -14,6 +14,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
@@ -32,10 +33,10 @@ from transformers import (
 )
 from trl import GRPOConfig, GRPOTrainer
 
-from agentrl import adapter, trajectory
+from agentrl import adapter, arguments, trajectory
 from agentrl.config import Decoding, Model, TrainingSettings
 from agentrl.engine.base import follow
-from agentrl.health import StepRecord, advantage_tolerances, check_ratio, group_advantages, sampler_gap
+from agentrl.health import EPSILON, StepRecord, advantage_tolerances, check_ratio, group_advantages, sampler_gap
 from agentrl.manifest import write_json, write_text
 from agentrl.rollout import Rollout
 from agentrl.tasks import Task
@@ -109,9 +110,7 @@ class Recorder:
         for position, row in enumerate(rows):
             episode, advantage = self.batch[row], float(inputs["advantages"][position])
             _compare(episode, "prompt ids", episode.prompt_ids, _kept(inputs, "prompt_ids", "prompt_mask", position))
-            _compare(episode, "completion ids", episode.completion_ids, _kept(inputs, "completion_ids", "completion_mask", position))
-            mask = _kept(inputs, "tool_mask", "completion_mask", position)
-            _compare(episode, "loss mask", episode.loss_mask, mask)
+            mask = self._left_out(episode, inputs, position) if self.leaves_out(episode) else self._trained(episode, inputs, position)
             if not abs(advantage - expected[row]) <= tolerance[row]:  # NaN compares false
                 raise BoundaryError(f"{episode.key}: TRL's advantage {advantage}, recorded rewards give {expected[row]}")
             runs = [[value, len(list(run))] for value, run in groupby(mask)]
@@ -120,6 +119,27 @@ class Recorder:
         with open(self.work / EPISODES, "a", encoding="utf-8") as stream:
             trajectory.append(stream, recorded)
         self.step = StepRecord.of(recorded, self.settings.group_size)
+
+    def leaves_out(self, episode: Trajectory) -> bool:
+        """Whether an episode is no part of the loss: `mask_truncated`, and its last token ends no turn (as TRL sees it, padding does)."""
+        ends = self.rollout.chat.stop_ids | {self.rollout.chat.tokenizer.pad_token_id}
+        return self.settings.mask_truncated and episode.completion_ids[-1] not in ends
+
+    @staticmethod
+    def _trained(episode: Trajectory, inputs: dict[str, Any], position: int) -> list[int]:
+        """The loss mask of an episode that is trained on."""
+        _compare(episode, "completion ids", episode.completion_ids, _kept(inputs, "completion_ids", "completion_mask", position))
+        mask = _kept(inputs, "tool_mask", "completion_mask", position)
+        _compare(episode, "loss mask", episode.loss_mask, mask)
+        return mask
+
+    @staticmethod
+    def _left_out(episode: Trajectory, inputs: dict[str, Any], position: int) -> list[int]:
+        """The loss mask of an episode that is left out: nothing of it is looked at."""
+        size = len(episode.completion_ids)
+        _compare(episode, "completion ids", episode.completion_ids, inputs["completion_ids"][position][:size].tolist())
+        _compare(episode, "loss mask", [], _kept(inputs, "tool_mask", "completion_mask", position))
+        return [0] * size
 
     def compare(self, inputs: dict[str, Any], scores: torch.Tensor) -> None:
         """Note how far the sampler's log-probabilities of this batch are from the trainer's.
@@ -132,9 +152,10 @@ class Recorder:
         sampler: list[float] = []
         trainer: list[float] = []
         for position, row in enumerate(inputs["episode"].tolist()):
-            sampler += [score for segment in self.batch[row].sampled for score in segment.logprobs or []]
-            trainer += scores[position][kept[position]].tolist()
-        if self.step is not None:
+            if not self.leaves_out(self.batch[row]):
+                sampler += [score for segment in self.batch[row].sampled for score in segment.logprobs or []]
+                trainer += scores[position][kept[position]].tolist()
+        if self.step is not None and trainer:
             self.step = replace(self.step, **sampler_gap(sampler, trainer))
 
 
@@ -242,47 +263,27 @@ def trainer(
     """The configured trainer; the reference of its KL term is the same model with the adapter off.
 
     Adapters are float32 whatever the weights are, and no logits of the whole vocabulary are kept: PEFT and TRL 1.16 see to both
-    (`autocast_adapter_dtype`, `add_fused_lm_head`), tests watch them.
+    (`autocast_adapter_dtype`, `add_fused_lm_head`), tests watch them. What TRL is told stands in `arguments`; below is only where and how
+    it writes.
 
     Raises:
         DeviceError: more than one GPU is visible.
     """
     check_single_gpu(device)
-    arguments = GRPOConfig(
+    told = {**arguments.FIXED, **arguments.configured(settings, decoding, budget, device, recorder.seed)}
+    config = GRPOConfig(
         output_dir=str(recorder.work),
-        max_steps=settings.steps,
-        per_device_train_batch_size=settings.batch_size,
-        gradient_accumulation_steps=1,
-        num_generations=settings.group_size,
-        num_iterations=1,
-        steps_per_generation=1,
-        max_completion_length=budget,
-        learning_rate=settings.learning_rate,
-        lr_scheduler_type=settings.lr_schedule,
-        max_grad_norm=settings.max_grad_norm,
-        beta=settings.kl,
-        loss_type=settings.loss_type,
-        scale_rewards=settings.scale_rewards,
-        temperature=decoding.temperature,
-        top_p=decoding.top_p,
-        top_k=decoding.top_k,
-        min_p=decoding.min_p,
-        seed=recorder.seed,  # set before the adapter is initialised (GRPOTrainer.__init__, TRL 1.16)
-        data_seed=recorder.seed,
-        bf16=device.dtype == "bfloat16",
-        use_cpu=device.device == "cpu",
-        gradient_checkpointing=settings.gradient_checkpointing,
         save_strategy="steps",
-        save_steps=settings.checkpoint_every,
         save_total_limit=2,
         logging_steps=1,
         report_to="none",
         disable_tqdm=True,
         dataloader_pin_memory=False,
+        **deepcopy(told),
     )
     made = RecordedTrainer(
         model=model,
-        args=arguments,
+        args=config,
         reward_funcs=recorded_reward,
         train_dataset=Dataset.from_list([{"prompt": task.messages()} for task in recorder.table.values()]),
         processing_class=tokenizer,
@@ -293,6 +294,15 @@ def trainer(
     made.remove_callback(PrinterCallback)  # StepLog prints
     made.recorder = recorder
     return made
+
+
+def effective(made: RecordedTrainer) -> dict[str, Any]:
+    """What a run trains with in full, for its manifest: TRL's arguments, the LoRA's, and the one number that TRL lets nobody set."""
+    return {
+        "grpo_config": arguments.recorded(made.args, arguments.MACHINE),
+        "lora_config": arguments.recorded(made.model.peft_config["default"], arguments.LORA_MACHINE),
+        "advantage_epsilon": EPSILON,
+    }
 
 
 def check_single_gpu(device: Model) -> None:

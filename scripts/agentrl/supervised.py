@@ -23,8 +23,39 @@ from agentrl.trajectory import Trajectory
 _log = logging.getLogger(__name__)
 RISING = 0.08
 """Share of the steps in which the learning rate rises."""
-WEIGHT_DECAY = 0.01
 LOGGED = 20
+FIXED: dict[str, Any] = {
+    # Ours: a run of some hundred steps wants a second moment that forgets faster than the usual .999 does.
+    "optim": "adamw_torch_fused",
+    "optim_args": None,
+    "optim_target_modules": None,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.98,
+    "adam_epsilon": 1e-8,
+    "weight_decay": 0.01,
+    "max_grad_norm": 1.0,
+    "lr_scheduler_type": "cosine",
+    "lr_scheduler_kwargs": None,
+    # One optimizer step per batch, rows shuffled by the seed and read by one process.
+    "gradient_accumulation_steps": 1,
+    "train_sampling_strategy": "random",
+    "dataloader_num_workers": 0,
+    "dataloader_drop_last": False,
+    "auto_find_batch_size": False,
+    "remove_unused_columns": True,
+    # Plain cross-entropy on the model as it is, in the configured precision.
+    "label_smoothing_factor": 0.0,
+    "neftune_noise_alpha": None,
+    "use_liger_kernel": False,
+    "torch_compile": False,
+    "bf16": False,  # unless the caller's precision says so
+    "fp16": False,
+    "tf32": None,
+    "full_determinism": False,
+    # A loss that is not finite must reach the log.
+    "logging_nan_inf_filter": False,
+}
+"""Argument of `TrainingArguments` -> its value in every supervised run: what enters loss, optimizer or order of the data."""
 
 
 class Schedule(Protocol):
@@ -72,12 +103,20 @@ def train(
     """
     rows = [{"input_ids": e.ids, "labels": [i if m else -100 for i, m in zip(e.ids, e.mask, strict=True)]} for e in found]
     settings = TrainingArguments(
-        output_dir=str(work), max_steps=schedule.steps, per_device_train_batch_size=schedule.batch_size,
-        learning_rate=schedule.learning_rate, lr_scheduler_type="cosine", warmup_steps=max(1, round(RISING * schedule.steps)),
-        weight_decay=WEIGHT_DECAY, adam_beta2=0.98, max_grad_norm=1.0, seed=seed, data_seed=seed,
-        logging_steps=min(LOGGED, schedule.steps), save_strategy="no", report_to="none", disable_tqdm=True,
-        dataloader_pin_memory=False, **arguments,
-    )  # fmt: skip
+        output_dir=str(work),
+        max_steps=schedule.steps,
+        per_device_train_batch_size=schedule.batch_size,
+        learning_rate=schedule.learning_rate,
+        warmup_steps=max(1, round(RISING * schedule.steps)),
+        seed=seed,
+        data_seed=seed,
+        logging_steps=min(LOGGED, schedule.steps),
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        **{**FIXED, **arguments},
+    )
     collator = DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=-100)
     trainer = Trainer(model=model, args=settings, train_dataset=rows, data_collator=collator)
     trainer.remove_callback(PrinterCallback)

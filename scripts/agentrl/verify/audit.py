@@ -7,7 +7,7 @@ from agentrl.manifest import read_json
 from agentrl.protocol import ChatProtocol, load_tokenizer
 from agentrl.retention import read_items
 from agentrl.tasks import SPLITS, Task, contains_fact, read_tasks
-from agentrl.verify import baselines, chain, gates, numbers
+from agentrl.verify import arguments, baselines, chain, gates, numbers
 from agentrl.verify.breaks import Findings
 from agentrl.verify.evidence import Evidence
 
@@ -75,6 +75,7 @@ def _check_evidence(study: Path, folders: Sequence[Path], evidence: Evidence, fi
                 evidence.agent(name, split, splits[split], steps)
     _check_matching(study, evaluations, findings)
     trained = [f.parent.relative_to(study / "arms").as_posix() for f in folders if study / "arms" in f.parents and f.name == "train"]
+    arguments.check(study, trained, findings)
     if "train" in splits:
         for name in trained:
             evidence.training(name, splits["train"])

@@ -170,8 +170,8 @@ def _overridden(config: Path, arm: str) -> dict[str, Any]:
     """What an arm trains with: the study's settings below the arm's overrides, merged here a second time on purpose."""
     settings = read_json(config / "training.json")
     overrides = read_json(config / f"arm-{arm}.json")["training"]
-    lora = {**settings["lora"], **overrides.get("lora", {})}
-    return {**settings, **overrides, "lora": lora}
+    nested = {key: {**value, **overrides.get(key, {})} for key, value in settings.items() if isinstance(value, dict)}
+    return {**settings, **overrides, **nested}
 
 
 def _sections(study: Path, folder: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[str | None, Path]]:

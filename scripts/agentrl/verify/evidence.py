@@ -229,8 +229,14 @@ class Evidence:
                 self.findings.add("reward", file, name, "reward", reward, row["reward"])
             if abs(row["advantage"] - advantage) > 2e-4:  # the loss had it in float32
                 self.findings.add("advantage", file, name, "advantage", round(advantage, 6), row["advantage"])
-            self.findings.equal("mask", file, name, "loss_runs", runs(found.mask), row["loss_runs"])
+            self.findings.equal("mask", file, name, "loss_runs", runs(self._loss_mask(row, found, settings)), row["loss_runs"])
             self.findings.counts["training rows"] += 1
+
+    def _loss_mask(self, row: Mapping[str, Any], found: Replay, settings: TrainingSettings) -> list[int]:
+        """What the loss looks at: the sampled tokens, or nothing of an episode that breaks off, where those are left out."""
+        last = row["segments"][-1]["ids"][-1]
+        whole = last in self.chat.stop_ids or last == self.chat.tokenizer.pad_token_id
+        return found.mask if whole or not settings.mask_truncated else [0] * len(found.mask)
 
     def _steps(
         self, folder: Path, lines: Sequence[tuple[int, dict[str, Any]]], settings: TrainingSettings, manifest: Mapping[str, Any]
