@@ -16,7 +16,7 @@ H200 = Gpu("2.13.0+cu130", "13.0", "580.65.06", "13.0", "NVIDIA H200", 1, 140 <<
 WEIGHTS = 4 << 30
 ROOT = Path(__file__).resolve().parents[1]
 ENVS = ROOT / "envs"
-PINNED = {name: "1.0" for name in node.CHECKED} | {"torch": "2.13.0", "trl": "1.16.0"}
+PINNED = dict.fromkeys(node.CHECKED, "1.0") | {"torch": "2.13.0", "trl": "1.16.0"}
 LOCK = "# torch==1.0.0 in a comment\nunrelated==9.9\n" + "".join(f"{name}=={version} # why\n" for name, version in PINNED.items())
 
 

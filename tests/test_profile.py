@@ -108,9 +108,7 @@ def test_a_missing_lock_is_refused_by_name(
     assert all(word in str(refused.value) for word in words), refused.value
 
 
-def test_a_profiles_lock_travels_unless_the_user_names_one(
-    sbatch: Path, plugins: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profiles_lock_travels_unless_the_user_names_one(sbatch: Path, plugins: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIPELINE_GPU_LOCK", "mine")  # so that it is taken back at the end
     monkeypatch.setenv("PIPELINE_GPU_PYTHON", "python")
     monkeypatch.setattr(profile.Plan, "_ask_slurm", staticmethod(lambda partition: None))

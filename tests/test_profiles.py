@@ -121,7 +121,14 @@ def test_determined_gets_its_settings(project: Path, monkeypatch: pytest.MonkeyP
     text = Path("gpu/config.yaml").read_text(encoding="utf-8")
     monkeypatch.setenv("PIPELINE_GPU_LOCK", "")  # so that what the profile sets is taken back at the end
     del os.environ["PIPELINE_GPU_LOCK"]
-    for name, value in {"image": "team/image:1", "lock": "envs/gpu-cu12.txt", "bind_mounts": "[/shared, /data:/d:ro]", "pool": "h200", "master": "https://m"}.items():
+    settings = {
+        "image": "team/image:1",
+        "lock": "envs/gpu-cu12.txt",
+        "bind_mounts": "[/shared, /data:/d:ro]",
+        "pool": "h200",
+        "master": "https://m",
+    }
+    for name, value in settings.items():
         text, edited = re.subn(rf"(?m)^  {name}: \S+", f"  {name}: {value}", text)
         assert edited == 1
     found = yte.process_yaml(text, require_use_yte=True)

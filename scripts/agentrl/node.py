@@ -142,24 +142,26 @@ def check_packages(lock: Path, engine: str, device: str, version: Callable[[str]
     pinned = pins(lock)
     needed = [*CHECKED, *([_pinned_vllm(lock, pinned)] if engine == "vllm" else [])]
     if lacking := [name for name in needed if name not in pinned]:
-        raise NodeError(f"{lock} pins no {', no '.join(lacking)}, which GPU rules rest on; name a lock such as envs/gpu.txt ({LOCK_SETTING})")
+        raise NodeError(f"{lock} pins no {', no '.join(lacking)}, which GPU rules rest on; name a lock such as envs/gpu.txt "
+                        f"({LOCK_SETTING})")  # fmt: skip
     chosen_from = VLLM if engine == "auto" and device == "cuda" else ()
     found = {name: _installed(name, version) for name in (*needed, *chosen_from)}
     found = {name: installed for name, installed in found.items() if name in needed or installed != MISSING}
     asked = {name: pinned.get(name, UNPINNED) for name in found}
+    here = sys.executable
     if wrong := [name for name, installed in found.items() if installed.split("+")[0] != asked[name]]:
         named = ", ".join(f"{name} {found[name]} instead of {asked[name]}" for name in wrong)
         without = "; model.engine: transformers does without vLLM" if set(wrong) & set(chosen_from) else ""
-        raise NodeError(f"{sys.executable} has {named}, as {lock} pins; {sys.executable} -m pip install -r {lock}, name another interpreter "
-                        f"or container in profiles/gpu/config.yaml, or the lock of this one ({LOCK_SETTING}){without}")  # fmt: skip
+        raise NodeError(f"{here} has {named}, as {lock} pins; {here} -m pip install -r {lock}, name another "
+                        f"interpreter or container in profiles/gpu/config.yaml, or the lock of this one ({LOCK_SETTING}){without}")  # fmt: skip
     return found
 
 
 def _pinned_vllm(lock: Path, pinned: Mapping[str, str]) -> str:
     """The name under which a lock pins vLLM. Raises `NodeError` where it does not."""
     if (name := next((name for name in VLLM if name in pinned), None)) is None:
-        raise NodeError(f"model.engine is vllm, but {lock} pins no vllm; name a lock that does, such as envs/gpu.txt ({LOCK_SETTING}), or set "
-                        "model.engine to transformers or auto")  # fmt: skip
+        raise NodeError(f"model.engine is vllm, but {lock} pins no vllm; name a lock that does, such as envs/gpu.txt ({LOCK_SETTING}), or "
+                        "set model.engine to transformers or auto")  # fmt: skip
     return name
 
 
