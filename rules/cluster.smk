@@ -9,6 +9,7 @@ workflow.register_envvars(*(name for name in (profile.GPU_PYTHON, profile.GPU_LO
 
 
 onstart:
+    refuse_to_replace()
     if workflow.executor_plugin.name == "slurm":
         try:
             slurm.check_visible(Path.cwd())

@@ -83,7 +83,7 @@ def alternatives(annotation: Any, value: Any) -> list[Any]:
     return [*literals, 1, 2, 8, True, "x", ["x"], warmup, [str(number) for number in range(PILOT_RAW["retention"]["items"])]]
 
 
-WILDCARDS = {"study", "training.seeds", "evaluation.splits", "evaluation.select", "baselines", "retention.ids_from"}
+WILDCARDS = {"study", "finished", "training.seeds", "evaluation.splits", "evaluation.select", "baselines", "retention.ids_from"}
 """Keys that only decide which jobs there are, where they write, and which files are their inputs: no job but the plan reads them."""
 BASE_TASKS = {"tasks.family", "tasks.quantity", "tasks.unit_price"}
 DEMO = BASE_TASKS | {"demo_policy.threads", "protocol", "retention.system", "retention.prompt"}
