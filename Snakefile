@@ -1,6 +1,7 @@
 # German agentic RL after SFT: tasks -> freeze -> baseline, plan, preflight -> train -> merge -> candidate -> statistics -> summary.
 include: "rules/common.smk"
 include: "rules/code.smk"
+include: "rules/finished.smk"
 include: "rules/cluster.smk"
 include: "rules/gpu_preflight.smk"
 include: "rules/tasks.smk"

@@ -1,15 +1,15 @@
 # GPU rules away from this machine: the Python they start, and no second writer beside the jobs of a snakemake that was killed.
 import os
 
-from agentrl import slurm
+from agentrl import profile, slurm
 
 # Text of a rule is a rerun trigger, the value of a global in it is not: another interpreter or container reruns nothing.
-GPU_PYTHON = os.environ.get("PIPELINE_GPU_PYTHON", "python")
-if "PIPELINE_GPU_PYTHON" in os.environ:
-    workflow.register_envvars("PIPELINE_GPU_PYTHON")
+GPU_PYTHON = os.environ.get(profile.GPU_PYTHON, "python")
+workflow.register_envvars(*(name for name in (profile.GPU_PYTHON, profile.GPU_LOCK) if name in os.environ))
 
 
 onstart:
+    refuse_to_replace()
     if workflow.executor_plugin.name == "slurm":
         try:
             slurm.check_visible(Path.cwd())

@@ -1,11 +1,16 @@
 # On the node, before any model process: versions, disk, driver and GPU. Model rules take the report as `ancient`: a gate, no ingredient.
-GPU_LOCK = "envs/gpu.txt" if STUDY.model.device == "cuda" and Path("envs/gpu.txt").exists() else "envs/cpu.txt"
+def node_lock():
+    """The file that pins the packages of GPU rules; refused as a message where it is missing."""
+    try:
+        return profile.lock_of(STUDY.model.device)
+    except profile.ProfileError as error:
+        raise WorkflowError(str(error)) from None
 
 
 rule gpu_preflight:
     input:
         section=f"{R}/config/model.json",
-        lock=GPU_LOCK,
+        lock=node_lock(),
         code=code("gpu_preflight.py"),
     output:
         f"{R}/preflight/gpu/report.json",
@@ -18,5 +23,5 @@ rule gpu_preflight:
     resources:
         gpu=1,
     shell:
-        "{GPU_PYTHON} scripts/gpu_preflight.py --section {input.section} --lock {input.lock} --checkpoints {params.checkpoints}"
+        "{GPU_PYTHON} scripts/gpu_preflight.py --section {input.section} --lock {input.lock:q} --checkpoints {params.checkpoints}"
         " --out {params.out} 2>&1 | tee {log}"

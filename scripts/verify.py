@@ -17,13 +17,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("study", type=Path, help="results/{study}")
     parser.add_argument("--checkpoints", action="store_true", help="also hash weights and re-audit every merge")
+    parser.add_argument("--strict", action="store_true", help="a stage whose code cannot be compared with a clean commit here is a break")
     parser.add_argument("--before-summary", action="store_true", help="leave the summary out: the rule that writes it runs next")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument("--out", type=Path, help="also write them as verify.json to this folder")
     args = parser.parse_args()
     if not (args.study / "start" / "manifest.json").is_file():
         sys.exit(f"error: {args.study}: no start/manifest.json, so no study; give a folder such as results/demo")
-    findings = verify(args.study, args.checkpoints, summary=not args.before_summary)
+    findings = verify(args.study, args.checkpoints, summary=not args.before_summary, strict=args.strict)
     result = findings.as_json()
     if args.out:
         manifest.write_json(args.out / "verify.json", result)

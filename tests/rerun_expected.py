@@ -111,6 +111,7 @@ def wave(first: Iterable[str], design: Design) -> set[str]:
 TASKS = sections(*(f"tasks-{split}" for split in SPLITS))
 DEMO = sections("demo-base", "demo-sft")
 KEYS: dict[str, list[str]] = {
+    "finished": [],  # whether a run may start; no job reads it
     "model": sections("model"),
     "tasks": [*TASKS, *DEMO],
     "tasks.seed": TASKS,

@@ -47,6 +47,8 @@ REFUSED = [
     ("study", "my study", ["study", "pattern", '"my study"']),
     ("study", "../x", ["study", "pattern", '"../x"']),
     ("study", 7, ["study", "valid string", "7"]),
+    ("finished", "keep", ["finished", "'replace' or 'refuse'", '"keep"']),
+    ("finished", True, ["finished", "'replace' or 'refuse'", "true"]),
     ("tasks.quantity", {"min": 3, "max": 2}, ["tasks.quantity", "min 3", "max 2"]),
     ("tasks.quantity", {"min": 12, "max": 13}, ["tasks.splits.train", "found 128", "178 pairs"]),
     ("tasks.splits.dev", 1959, ["tasks.splits.dev", "found 1959", "7832 pairs"]),

@@ -8,7 +8,7 @@ import pytest
 from agentrl import profile
 from agentrl.profile import ProfileError
 
-SETTINGS = {"memory_mb": 32000, "minutes": 480, "partition": None, "account": None, "gpus_as": "gpus", "gpu_model": None}
+SETTINGS = {"memory_mb": 32000, "minutes": 480, "partition": None, "account": None, "gpus_as": "gpus", "gpu_model": None, "lock": None}
 
 
 @pytest.fixture
@@ -79,6 +79,46 @@ def test_python_of_gpu_rules(scheduler: str, python: str | None, image: str | No
 def test_interpreter_and_container_exclude_each_other() -> None:
     with pytest.raises(ProfileError, match="exclude each other"):
         profile.gpu_python("slurm", "/bin/python", "a.sif", [])
+
+
+def test_the_lock_follows_the_device_where_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("envs").mkdir()
+    for name in ("cpu.txt", "gpu.txt", "own.txt"):
+        Path("envs", name).touch()
+    assert (profile.lock_of("cpu", {}), profile.lock_of("cuda", {})) == ("envs/cpu.txt", "envs/gpu.txt")
+    assert profile.lock_of("cuda", {"PIPELINE_GPU_LOCK": "envs/own.txt"}) == "envs/own.txt"
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"PIPELINE_GPU_LOCK": "envs/none.txt"}, ("envs/none.txt: no such file", "PIPELINE_GPU_LOCK", "`lock` in the profile")),
+        ({"PIPELINE_GPU_LOCK": ""}, ("'': no such file", "PIPELINE_GPU_LOCK")),
+        ({"PIPELINE_GPU_LOCK": "."}, (".: no such file",)),
+        ({}, ("envs/gpu.txt: no such file", "default for model.device: cuda")),
+    ],
+)
+def test_a_missing_lock_is_refused_by_name(
+    environment: dict[str, str], words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ProfileError) as refused:
+        profile.lock_of("cuda", environment)
+    assert all(word in str(refused.value) for word in words), refused.value
+
+
+def test_a_profiles_lock_travels_unless_the_user_names_one(sbatch: Path, plugins: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIPELINE_GPU_LOCK", "mine")  # so that it is taken back at the end
+    monkeypatch.setenv("PIPELINE_GPU_PYTHON", "python")
+    monkeypatch.setattr(profile.Plan, "_ask_slurm", staticmethod(lambda partition: None))
+    settings = SETTINGS | {"python": None, "image": None, "bind_mounts": [], "lock": "envs/gpu-cu12.txt"}
+    assert profile.Plan(settings).variables == ["PIPELINE_GPU_PYTHON", "PIPELINE_GPU_LOCK"]
+    assert os.environ["PIPELINE_GPU_LOCK"] == "mine"
+    del os.environ["PIPELINE_GPU_LOCK"]
+    assert profile.Plan(settings | {"lock": None}).variables == ["PIPELINE_GPU_PYTHON"]
+    profile.Plan(settings)
+    assert os.environ["PIPELINE_GPU_LOCK"] == "envs/gpu-cu12.txt"
 
 
 def test_an_attempt_asks_for_more_than_the_one_before() -> None:

@@ -119,13 +119,23 @@ def test_determined_gets_its_settings(project: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PIPELINE_GPU_PYTHON", "python")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     text = Path("gpu/config.yaml").read_text(encoding="utf-8")
-    for name, value in {"image": "team/image:1", "bind_mounts": "[/shared, /data:/d:ro]", "pool": "h200", "master": "https://m"}.items():
+    monkeypatch.setenv("PIPELINE_GPU_LOCK", "")  # so that what the profile sets is taken back at the end
+    del os.environ["PIPELINE_GPU_LOCK"]
+    settings = {
+        "image": "team/image:1",
+        "lock": "envs/gpu-cu12.txt",
+        "bind_mounts": "[/shared, /data:/d:ro]",
+        "pool": "h200",
+        "master": "https://m",
+    }
+    for name, value in settings.items():
         text, edited = re.subn(rf"(?m)^  {name}: \S+", f"  {name}: {value}", text)
         assert edited == 1
     found = yte.process_yaml(text, require_use_yte=True)
     assert {key: value for key, value in found.items() if key.startswith("determined")} == {
         "determined-master": "https://m", "determined-workspace": None, "determined-pool": "h200", "determined-image": "team/image:1",
-        "determined-bind-mounts": ["/shared", "/data:/d:ro"], "determined-environment-variables": ["PIPELINE_GPU_PYTHON"],
+        "determined-bind-mounts": ["/shared", "/data:/d:ro"],
+        "determined-environment-variables": ["PIPELINE_GPU_PYTHON", "PIPELINE_GPU_LOCK"],
     }  # fmt: skip
     assert not [key for key in found if key.startswith("slurm")]
     assert found["executor"] == "determined"
@@ -141,6 +151,7 @@ def test_every_profile_keeps_going_and_sees_through_touch() -> None:
 
 def test_the_local_profile_runs_one_gpu_rule_at_a_time(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")  # the profile computes
     shell = "echo {name} >> trace; sleep 1; echo {name} >> trace; touch {{output}}"
     job = f"rule {{name}}:\n    output: '{{name}}'\n    resources: gpu=1\n    shell: '{shell}'\n"
     text = "rule all:\n    input: 'a', 'b'\n" + "".join(job.format(name=name) for name in "ab")
@@ -182,6 +193,33 @@ def test_a_node_with_other_versions_is_refused_before_any_model(project: Path) -
     assert re.search(r"error: .*trl \S+ instead of 9\.9\.9", done.stdout), done.stdout
     assert not list(project.glob(f"{STUDY}/policies/**/*")), "no model rule started"
     assert "trl" in (project / STUDY / "preflight/gpu/status.json").read_text(encoding="utf-8")
+
+
+def test_another_lock_looks_at_the_node_again_and_reruns_no_model(micro: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(micro, tmp_path / "own", symlinks=True))
+    arguments = ["-n", "--cores", "2", *CONFIGURATIONS["micro"]]
+    assert planned(snakemake(own, *arguments, PIPELINE_GPU_LOCK="envs/gpu-cu12.txt").stdout) == {"gpu_preflight"}
+    assert "Nothing to be done" in snakemake(own, *arguments, PIPELINE_GPU_LOCK="envs/cpu.txt").stdout, "the default by its name"
+    done = snakemake(own, *arguments, PIPELINE_GPU_LOCK="envs/none.txt")
+    assert done.returncode == 1
+    assert "envs/none.txt: no such file (PIPELINE_GPU_LOCK, or `lock` in the profile)" in done.stdout
+
+
+@pytest.mark.parametrize("profile", ["profiles/local", "gpu"])
+def test_a_profiles_lock_is_what_the_node_is_held_to(profile: str, project: Path, sbatch: dict[str, str]) -> None:
+    def locks() -> list[str]:
+        """What the look at the node reads of envs/, by the plan."""
+        done = snakemake(project, "-n", "--profile", profile, **sbatch)
+        assert done.returncode == 0, done.stdout
+        (inputs,) = re.findall(r"(?m)^rule gpu_preflight:\n    input: (.*)$", done.stdout)
+        return [name for name in inputs.split(", ") if name.startswith("envs/")]
+
+    assert locks() == ["envs/gpu.txt"], "the study's device decides"
+    path = project / profile / "config.yaml"
+    text, edited = re.subn(r"(?m)^  lock: null", "  lock: envs/gpu-cu12.txt", path.read_text(encoding="utf-8"))
+    assert edited == 1
+    path.write_text(text, encoding="utf-8")
+    assert locks() == ["envs/gpu-cu12.txt"]
 
 
 def test_a_changed_lock_looks_at_the_node_again_and_reruns_no_model(micro: Path, tmp_path: Path) -> None:

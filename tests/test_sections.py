@@ -85,7 +85,7 @@ def alternatives(annotation: Any, value: Any) -> list[Any]:
 
 LEVELS = sorted({level for family in FAMILIES.values() for level in family.scaffolds})
 """Values of `tasks.scaffold`: names that a family knows, not the configuration."""
-WILDCARDS = {"study", "training.seeds", "evaluation.splits", "evaluation.select", "baselines", "retention.ids_from"}
+WILDCARDS = {"study", "finished", "training.seeds", "evaluation.splits", "evaluation.select", "baselines", "retention.ids_from"}
 """Keys that only decide which jobs there are, where they write, and which files are their inputs: no job but the plan reads them."""
 BASE_TASKS = {"tasks.family", "tasks.scaffold", "tasks.quantity", "tasks.unit_price"}
 DEMO = BASE_TASKS | {"demo_policy.threads", "protocol", "retention.system", "retention.prompt"}

@@ -548,6 +548,16 @@ def test_the_command_prints_json(study: Path) -> None:
     assert json.loads(done.stdout)["passed"] is True
 
 
+def test_with_strict_a_study_that_ran_from_no_commit_fails(study: Path) -> None:
+    """The copy in which the micro study ran is no checkout."""
+    lenient, strict = command(study), command(study, "--strict")
+    assert (lenient.returncode, strict.returncode) == (0, 1)
+    assert "note: start: ran from no checkout" in lenient.stdout
+    (line,) = [line for line in strict.stdout.splitlines() if line.startswith("BROKEN")]
+    assert "[code]" in line
+    assert "provenance.json, field commit: expected the commit of a clean checkout, found none" in line
+
+
 def test_a_folder_that_is_no_study_is_refused(tmp_path: Path) -> None:
     done = command(tmp_path)
     assert done.returncode == 1

@@ -534,6 +534,8 @@ class Study(Section):
     """One study. `results/{study}/` holds everything it makes."""
 
     study: Name
+    finished: Literal["replace", "refuse"]
+    """Whether a run may make evidence of a finished study anew (`agentrl.finished`). No job reads this."""
     model: Model
     tasks: Tasks
     protocol: Protocol

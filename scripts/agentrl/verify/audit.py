@@ -15,13 +15,14 @@ ROUNDING = 0.002
 """Of shares with three digits, summed elsewhere in another order."""
 
 
-def verify(study: Path, checkpoints: bool = False, summary: bool = True) -> Findings:
+def verify(study: Path, checkpoints: bool = False, summary: bool = True, strict: bool = False) -> Findings:
     """Check everything the study claims.
 
     Args:
         study: `results/{study}`; a copy elsewhere will do.
         checkpoints: also hash weights and re-audit every merge (needs torch and the start checkpoint).
         summary: also check the summary, if there is one.
+        strict: code that cannot be compared (no commit, a changed checkout, a commit that is not in this one) is a break, not a note.
     """
     findings = Findings(study)
     folders = chain.in_scope(study, findings, summary)
@@ -29,7 +30,7 @@ def verify(study: Path, checkpoints: bool = False, summary: bool = True) -> Find
     chain.check_inputs(study, folders, findings)
     chain.check_freezes(study, findings)
     chain.check_configs(study, folders, findings)
-    chain.check_code(study, folders, findings)
+    chain.check_code(study, folders, findings, strict)
     baselines.note_adopted(study, findings)
     _check_gates(study, folders, findings, checkpoints)
     with findings.reading(study / "start" / "tokenizer"):

@@ -1,8 +1,10 @@
 """The hash chain: every recorded file is the recorded one, every input is what the stage before it wrote, every freeze holds."""
 
 import hashlib
+import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,10 @@ from agentrl.verify.breaks import Findings
 
 WEIGHTS = ".safetensors"
 SCRIPTS = Path(__file__).resolve().parents[2]
+_COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+"""As git names one, by SHA-1 or by SHA-256."""
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
+"""Path of a source file as `sources.closure` gives it; no part of it begins with a dot or a dash."""
 
 
 def stage_folders(study: Path) -> list[Path]:
@@ -196,28 +202,74 @@ def _sections(study: Path, folder: Path, manifest: Mapping[str, Any]) -> Iterato
             yield "arm", config / f"arm-{arm}.json"
 
 
-def check_code(study: Path, folders: Sequence[Path], findings: Findings) -> None:
-    """In a checkout: the files of the recorded commit have the sha256 that each stage recorded of the code it ran."""
-    seen: dict[tuple[str, str], str | None] = {}
+def check_code(study: Path, folders: Sequence[Path], findings: Findings, strict: bool = False) -> None:
+    """In a checkout: the files of the recorded commit have the sha256 that each stage recorded of the code it ran.
+
+    Args:
+        study: the study's folder.
+        folders: its stages.
+        findings: where breaks and notes go.
+        strict: whether code that cannot be compared is a break instead of a note.
+    """
+    notes: set[str] = set()
     for folder in folders:
         file = folder / "provenance.json"
         with findings.reading(file):
-            record = read_json(file)
-            commit = record["commit"]
-            if commit is None or record["dirty"]:
-                findings.notes.append(f"{folder.relative_to(study)}: ran from {'no checkout' if commit is None else 'a changed checkout'}")
-                continue
-            for name, digest in record["code"].items():
-                key = (commit, name)
-                found = seen[key] if key in seen else seen.setdefault(key, _committed(commit, name))
-                if found is None:
-                    findings.notes.append(f"commit {commit[:12]} is not in this checkout: code not compared")
-                    break
-                findings.equal("code", file, "", f"code.{name} at commit {commit[:12]}", found, digest)
-                findings.counts["code files compared"] += 1
-    findings.notes[:] = sorted(set(findings.notes))
+            for field, expected, found, note in _check_stage_code(file, findings):
+                if strict:
+                    findings.add("code", file, "", field, expected, found)
+                notes.add(note if note.startswith("commit ") else f"{folder.relative_to(study)}: {note}")
+    findings.notes[:] = sorted({*findings.notes, *(() if strict else notes)})
 
 
-def _committed(commit: str, name: str) -> str | None:
-    done = subprocess.run(["git", "show", f"{commit}:scripts/{name}"], cwd=SCRIPTS, capture_output=True, check=False)
-    return hashlib.sha256(done.stdout).hexdigest() if done.returncode == 0 else None
+def _check_stage_code(file: Path, findings: Findings) -> Iterator[tuple[str, str, str, str]]:
+    """Compare one stage's code; yields why it cannot be compared: field, what was expected and found there, and the note about it."""
+    record = read_json(file)
+    commit, code = record["commit"], record["code"]
+    if commit is None:
+        yield "commit", "the commit of a clean checkout", "none", "ran from no checkout"
+        return
+    if not _COMMIT.fullmatch(commit):
+        findings.add("code", file, "", "commit", "40 or 64 hexadecimal digits", commit)
+        return
+    if record["command"] not in code:
+        findings.add("code", file, "", "code", f"a digest of each file of {record['command']}", ", ".join(code) or "none")
+    if record["dirty"] is not False:
+        yield "dirty", "the commit of a clean checkout", str(record["dirty"]), "ran from a changed checkout"
+        return
+    if not _has(commit):
+        short = commit[:12]
+        yield "commit", "a commit of this checkout", commit, f"commit {short} is not in this checkout: code not compared"
+        return
+    for name, digest in code.items():
+        findings.equal("code", file, "", f"code.{name} at commit {commit[:12]}", _committed(commit, name), digest)
+        findings.counts["code files compared"] += 1
+
+
+@cache
+def _has(commit: str) -> bool:
+    """Whether the checkout that this code lies in knows a commit."""
+    return _git("cat-file", "-e", "--end-of-options", f"{commit}^{{commit}}") is not None
+
+
+@cache
+def _committed(commit: str, name: str) -> str:
+    """Sha256 of a file below scripts/ as it was committed, or why there is none.
+
+    Args:
+        commit: hexadecimal digits.
+        name: from a folder that somebody may have forged, so no path leaves scripts/ and no string reaches git as an option.
+    """
+    if not _NAME.fullmatch(name):
+        return "no path of a file below scripts/"
+    content = _git("show", "--end-of-options", f"{commit}:./{name}")
+    return "no such file" if content is None else hashlib.sha256(content).hexdigest()
+
+
+def _git(*arguments: str) -> bytes | None:
+    """What git prints; None where it fails, or is not installed. No pager, and no object that a local ref puts in another's place."""
+    try:
+        done = subprocess.run(["git", "--no-pager", "--no-replace-objects", *arguments], cwd=SCRIPTS, capture_output=True, check=False)
+    except OSError:
+        return None
+    return done.stdout if done.returncode == 0 else None
