@@ -13,8 +13,7 @@ from agentrl.engine.base import Engine, Request, Sample
 from agentrl.engine.loading import open_engine
 from agentrl.rollout import Rollout
 
-KEYS = {"with the step": (0, 32), "shared": (None, None)}
-"""Kind of key -> the step in the start's and in a candidate's."""
+KEYS = {"with the step": (0, 32), "shared": (None, None)}  # the step in the start's and in a candidate's
 HEAD = """{seeds} decoding seeds ({first} to {last}), one trial each; means over seeds. Change: candidate - start in items.
 Stays: share of the differences' variance that belongs to items, which further trials leave.
 Made by `python scripts/benchmark_streams.py {study}`.
@@ -32,9 +31,9 @@ class ByStep:
 
     def generate(self, requests: Sequence[Request]) -> list[Sample]:
         """Sample every request from the stream that the step names."""
-        return self.engine.generate([replace(request, key=self._key(*request.key)) for request in requests])
+        return self.engine.generate([replace(request, key=self._before(*request.key)) for request in requests])
 
-    def _key(self, kind: str | int, seed: str | int, *rest: str | int) -> tuple[str | int, ...]:
+    def _before(self, kind: str | int, seed: str | int, *rest: str | int) -> tuple[str | int, ...]:
         return ("episode" if kind == "evaluation" else kind, seed, self.step, *rest)
 
 
@@ -42,23 +41,21 @@ class Policy:
     """One policy of a study, sampled anew under any decoding seed and either kind of key."""
 
     def __init__(self, study: Path, of: Path) -> None:
-        model, decoding, self.protocol, self.shape, self.asked = (
-            config.validate(manifest.read_json(study / f"config/{section}.json"), kind)
-            for section, kind in (("model", config.Model), ("decoding", config.Decoding), ("protocol", config.Protocol),
-                                  ("evaluation", config.EvaluationShape), ("retention", config.Retention))
-        )  # fmt: skip
+        kinds = {"model": config.Model, "decoding": config.Decoding, "protocol": config.Protocol, "retention": config.Retention}
+        read = {name: config.validate(manifest.read_json(study / f"config/{name}.json"), kind) for name, kind in kinds.items()}
+        self.protocol, self.asked = read["protocol"], read["retention"]
         self.tasks, self.items = tasks.read_tasks(study / "tasks/test/tasks.jsonl"), retention.read_items(study / "retention/items.jsonl")
         folder, _ = policy.check_policy(of / "manifest.json")
-        self.acting, self.chat = open_engine(folder, model, decoding)
-        self.answering, _ = open_engine(folder, model, self.asked.decoding)
+        self.acting, self.chat = open_engine(folder, read["model"], read["decoding"])
+        self.answering, _ = open_engine(folder, read["model"], self.asked.decoding)
 
     def scores(self, measure: str, seed: int, step: int | None) -> str:
         """0 or 1 per item, one digit each."""
-        engine = self.acting if measure == "agent-test" else self.answering
-        engine = engine if step is None else ByStep(engine, step)
+        chosen = self.acting if measure == "agent-test" else self.answering
+        engine = chosen if step is None else ByStep(chosen, step)
         if measure == "agent-test":
             rollout = Rollout(engine, self.chat, self.protocol)
-            played = evaluation.episodes(rollout, self.tasks, 1, self.shape.batch_size, "any", 0, seed)
+            played = evaluation.episodes(rollout, self.tasks, 1, len(self.tasks), "any", 0, seed)
             return "".join(str(int(episode.outcome.strict)) for batch in played for episode in batch)
         asked = self.asked.model_copy(update={"decoding": self.asked.decoding.model_copy(update={"seed": seed})})
         answered = retention.answers(engine, self.chat, self.items, asked, "any", 0)
@@ -86,11 +83,11 @@ def line(row: dict[str, Any]) -> str:
     item = max(difference.mean(axis=0).var(ddof=1) - noise / seeds, 0.0)
     differ = f"{(difference != 0).sum(axis=1).mean():.1f} of {difference.shape[1]}"
     cells = [differ, f"{change.mean():+.1f}", f"{change.std(ddof=1):.1f}", f"{(change < 0).sum()} of {seeds}"]
-    return f"| {row['measure']} | {row['pair']} | {row['keys']} | {' | '.join(cells)} | {item / (item + noise) if noise else 0:.2f} |"
+    return f"| {row['measure']} | {row['pair']} | {row['keys']} | {' | '.join(cells)} | {item / (item + noise) if noise else 0:.2f} |\n"
 
 
 def main() -> None:
-    """Sample, print the table, keep it with its scores."""
+    """Sample, keep the table with its scores."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("study", type=Path, help="results/{study}, finished, its checkpoints still there")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(42, 52)), help="decoding seeds")
@@ -98,9 +95,8 @@ def main() -> None:
     args = parser.parse_args()
     found = list(measure_all(args.study, args.seeds))
     head = HEAD.format(seeds=len(args.seeds), first=min(args.seeds), last=max(args.seeds), study=args.study)
-    manifest.write_text(args.out.with_suffix(".md"), head + "".join(f"{line(row)}\n" for row in found))
+    manifest.write_text(args.out.with_suffix(".md"), head + "".join(map(line, found)))
     manifest.write_json(args.out.with_suffix(".json"), {"study": args.study.name, "seeds": args.seeds, "rows": found})
-    print(args.out.with_suffix(".md").read_text(encoding="utf-8"), end="")
 
 
 if __name__ == "__main__":

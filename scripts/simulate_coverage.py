@@ -1,7 +1,9 @@
 """Coverage of the intervals of a difference, by simulation: two-way t and crossed bootstrap, against a truth known by quadrature.
 
 A study draws items and training seeds anew, then 0/1 outcomes. Item i succeeds with probability p_i under the baseline and c_is under
-seed s, each for every trial; the baseline's trials are drawn once and shared by the seeds.
+seed s, each for every trial; the baseline's trials are drawn once and shared by the seeds. Outcomes are independent given these, which is
+one end of what a random stream shared by all policies can do. With `--shared` they are tied as closely as can be, the other end: a trial
+of an item has one uniform number, and whoever succeeds with a higher probability than it does.
 
     additive  p_i ~ Beta(2, 3), c_is = p_i + .05 + N(0, .10) per item + N(0, .05) per (item, seed) + seed effect, clipped to [0, 1]
     logistic  p_i ~ Beta(4, 1), logit c_is = logit p_i + .3 + N(0, .4) per item + N(0, .3) per (item, seed) + seed effect
@@ -95,13 +97,17 @@ def seed_scale(model: Model, sd: float) -> float:
     return 0.0 if sd == 0 else float(optimize.brentq(lambda scale: seed_profile(model, scale)[1] - sd, 0.0, 40 * sd))
 
 
-def draw(model: Model, scale: float, shape: tuple[int, int, int, int], rng: np.random.Generator) -> Array:
+def draw(model: Model, scale: float, shape: tuple[int, int, int, int], rng: np.random.Generator, shared: bool) -> Array:
     """Differences of trial means, shape (studies, items, seeds)."""
     studies, items, seeds, trials = shape
     p = rng.beta(*model.beta, size=(studies, items, 1))
     effect = model.shift + model.item_sd * rng.standard_normal((studies, items, 1))
     effect = effect + model.interaction_sd * rng.standard_normal((studies, items, seeds)) + scale * rng.standard_normal((studies, 1, seeds))
-    return (rng.binomial(trials, model.link(p, effect)) - rng.binomial(trials, p)) / trials
+    c = model.link(p, effect)
+    if shared:
+        uniforms = (rng.random((studies, items, 1)) for _ in range(trials))
+        return sum((u < c).astype(np.float64) - (u < p) for u in uniforms) / trials
+    return (rng.binomial(trials, c) - rng.binomial(trials, p)) / trials
 
 
 def t_half_widths(cells: Array) -> tuple[Array, Array | None]:
@@ -122,7 +128,7 @@ def bootstrap_ends(cells: Array, item_counts: Array, seed_counts: Array) -> tupl
     return tuple(np.quantile(means, level, axis=0, method="inverted_cdf") for level in ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
 
 
-def simulate(design: tuple[str, int, int, float, int], studies: int, resamples: int, seed: list[int]) -> Row:
+def simulate(design: tuple[str, int, int, float, int], studies: int, resamples: int, seed: list[int], shared: bool) -> Row:
     """Run one design."""
     name, items, k, sd, trials = design
     rng, model = np.random.default_rng(seed), MODELS[name]
@@ -131,7 +137,7 @@ def simulate(design: tuple[str, int, int, float, int], studies: int, resamples: 
     counts = [draw_counts(rng, resamples, size) for size in (items, k)]
     means, halves, plain, hits = [], [], [], []
     for start in range(0, studies, BATCH):
-        cells = draw(model, scale, (min(BATCH, studies - start), items, k, trials), rng)
+        cells = draw(model, scale, (min(BATCH, studies - start), items, k, trials), rng, shared)
         half, published = t_half_widths(cells)
         low, high = bootstrap_ends(cells, *counts)
         means.append(cells.mean(axis=(1, 2)))
@@ -150,12 +156,13 @@ def simulate(design: tuple[str, int, int, float, int], studies: int, resamples: 
     )
 
 
-def markdown(rows: list[Row], studies: int, resamples: int) -> str:
+def markdown(rows: list[Row], studies: int, resamples: int, shared: bool) -> str:
     """The rows as a table, with what they support."""
+    command = f"python scripts/simulate_coverage.py{' --shared' * shared}"
     lines = [
-        "# Coverage of nominal 95% intervals",
+        f"# Coverage of nominal 95% intervals{', random streams shared' * shared}",
         "",
-        f"`python scripts/simulate_coverage.py`: {studies:,} studies a row, {resamples:,} resamples each. Standard error of a coverage",
+        f"`{command}`: {studies:,} studies a row, {resamples:,} resamples each. Standard error of a coverage",
         f"near 95%: {100 * np.sqrt(0.95 * 0.05 / studies):.1f} points. The models are in the script's docstring.",
         "",
         *conclusions(rows),
@@ -211,15 +218,17 @@ def main() -> None:
     parser.add_argument("--studies", type=int, default=10_000)
     parser.add_argument("--resamples", type=int, default=1_000)
     parser.add_argument("--seed", type=int, default=20240607)
+    parser.add_argument("--shared", action="store_true", help="tie all policies' outcomes of a trial as closely as can be")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/statistics"))
     arguments = parser.parse_args()
     started = time.perf_counter()
-    rows = [simulate(design, arguments.studies, arguments.resamples, [arguments.seed, i]) for i, design in enumerate(designs())]
-    table = markdown(rows, arguments.studies, arguments.resamples)
+    studies, resamples, shared = arguments.studies, arguments.resamples, arguments.shared
+    rows = [simulate(design, studies, resamples, [arguments.seed, i], shared) for i, design in enumerate(designs())]
+    table, name = markdown(rows, studies, resamples, shared), "coverage-shared" if shared else "coverage"
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "coverage.md").write_text(table, encoding="utf-8")
-    record = {"studies": arguments.studies, "resamples": arguments.resamples, "seed": arguments.seed, "rows": [asdict(row) for row in rows]}
-    (arguments.out / "coverage.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    (arguments.out / f"{name}.md").write_text(table, encoding="utf-8")
+    record = {"studies": studies, "resamples": resamples, "seed": arguments.seed, "rows": [asdict(row) for row in rows]}
+    (arguments.out / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(table)
     print(f"{time.perf_counter() - started:.0f} s")
 
