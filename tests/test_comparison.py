@@ -112,11 +112,13 @@ def parts(*rows: tuple[int, int]) -> pd.DataFrame:
 
 
 def test_a_change_consists_of_workflows_and_answers() -> None:
-    """Every way to turn, each once, and ways that turn nothing; the other table in another order."""
-    before = parts((0, 1), (1, 0), (0, 0), (1, 1), (1, 1), (1, 1), (1, 1), (0, 0), (0, 1))
-    after = parts((1, 1), (1, 1), (1, 1), (0, 1), (1, 0), (0, 0), (1, 1), (0, 1), (1, 0))
+    """Every way to turn, each another number of times, and ways that turn nothing; the other table in another order."""
+    won, lost = (1, 1), [(0, 1), (1, 0), (0, 0)]  # short of the workflow, of the answer, of both
+    times = [short for n, short in enumerate(lost, 1) for _ in range(n)]
+    before = parts(*times, *[won] * 13, (0, 0), (0, 1))
+    after = parts(*[won] * len(times), *times, *times, won, (0, 1), (1, 0))
     assert composition(before, after.iloc[::-1]) == {
-        "gained": {"workflow": 1, "answer": 1, "both": 1}, "lost": {"workflow": 1, "answer": 1, "both": 1},
+        "gained": {"workflow": 1, "answer": 2, "both": 3}, "lost": {"workflow": 2, "answer": 4, "both": 6},
     }  # fmt: skip
 
 
