@@ -9,7 +9,7 @@ import torch
 from agentrl import config, manifest, merge, policy, trajectory
 
 CONTEXTS = 8
-"""Training episodes whose streams the logits are compared on, at most."""
+"""Training episodes whose streams the logits are compared on."""
 
 
 def main() -> None:
@@ -30,10 +30,8 @@ def main() -> None:
         stored = merge.merge(start, adapter, merged)
         counts = merge.audit(start, adapter, merged, section.dtype)
         seen = islice(trajectory.read(args.train.parent / "episodes.jsonl"), CONTEXTS)
-        contexts = [episode.prompt_ids + episode.completion_ids for episode in seen]
-        gap = merge.logit_gap(start, adapter, merged, contexts, stored)
-        compared = {"largest_logit_difference": float(f"{gap:.3g}"), "tolerance": config.LOGIT_TOLERANCE[stored], "contexts": len(contexts)}
-        report = {**counts, "stored_dtype": stored, **compared}
+        gap = merge.logit_gap(start, adapter, merged, [t.prompt_ids + t.completion_ids for t in seen], stored)
+        report = {**counts, "largest_logit_difference": float(f"{gap:.3g}"), "tolerance": merge.LOGIT_TOLERANCE[stored]}
         manifest.write_json(args.out / "merge.json", report)
         outputs = ["merge.json", *(f"{policy.CHECKPOINT}/{name}" for name in policy.check_checkpoint(merged))]
         inputs = {"start": args.start, "train": args.train, "section": args.model_section}

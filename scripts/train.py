@@ -96,8 +96,14 @@ def train(
 def publish(work: WorkFolder, out: Path, unchanged: list[str], settings: config.TrainingSettings) -> dict[str, object]:
     """Check the health gates, then copy adapter and evidence to the declared outputs."""
     steps = [health.StepRecord(**json.loads(line)) for line in (work.path / grpo.STEPS).read_text(encoding="utf-8").splitlines()]
-    with safe_open(work.path / adapter.FOLDER / adapter.WEIGHTS, framework="pt") as saved:
-        facts = health.gates(steps, list(saved.keys()), unchanged, settings)
+    facts = health.gates(steps, unchanged, settings)
+    with safe_open(work.path / adapter.FOLDER / "adapter_model.safetensors", framework="pt") as saved:
+        tensors = len(saved.keys())
+    facts["gates"] = {
+        "steps_with_gradient": sum(step.grad_norm > 0 for step in steps),
+        "adapter_tensors": tensors,
+        "adapter_tensors_changed": tensors - len(unchanged),
+    }
     for name in (*adapter.FILES, grpo.EPISODES, grpo.STEPS):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(work.path / name, out / name)

@@ -12,9 +12,9 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from agentrl.config import LOGIT_TOLERANCE, Study
+from agentrl.config import Study
 from agentrl.demo.policy import new_model
-from agentrl.merge import MergeError, audit, logit_gap, merge, targeted
+from agentrl.merge import LOGIT_TOLERANCE, MergeError, audit, logit_gap, merge, targeted
 from agentrl.policy import check_checkpoint
 
 WEIGHTS, ADAPTER = "model.safetensors", "adapter_model.safetensors"

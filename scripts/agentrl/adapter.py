@@ -13,8 +13,7 @@ from agentrl.manifest import read_json, write_json
 
 FOLDER = "adapter"
 """Beside the manifest of the stage that trained it."""
-WEIGHTS = "adapter_model.safetensors"
-FILES = (f"{FOLDER}/adapter_config.json", f"{FOLDER}/{WEIGHTS}")
+FILES = (f"{FOLDER}/adapter_config.json", f"{FOLDER}/adapter_model.safetensors")
 
 
 BIAS = "none"

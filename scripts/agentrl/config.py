@@ -50,13 +50,6 @@ class Model(Section):
     """CPU threads of one process; null leaves torch's default."""
 
 
-LOGIT_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}
-"""Stored dtype -> largest allowed difference of a logit between a merged checkpoint and base + adapter.
-
-float32: rounding of two orders of summation. bfloat16: storing W' rounds each weight to 8 bits, which at Qwen3-1.7B's width moves logits of
-magnitude 20 by some tenths."""
-
-
 class Range(Section):
     """Inclusive range of a private fact."""
 

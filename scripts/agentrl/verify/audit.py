@@ -7,7 +7,7 @@ from agentrl.manifest import read_json
 from agentrl.protocol import ChatProtocol, load_tokenizer
 from agentrl.retention import read_items
 from agentrl.tasks import SPLITS, Task, contains_fact, read_tasks
-from agentrl.verify import arguments, baselines, chain, gates, numbers
+from agentrl.verify import arguments, baselines, chain, numbers
 from agentrl.verify.breaks import Findings
 from agentrl.verify.evidence import Evidence
 
@@ -32,7 +32,6 @@ def verify(study: Path, checkpoints: bool = False, summary: bool = True, strict:
     chain.check_configs(study, folders, findings)
     chain.check_code(study, folders, findings, strict)
     baselines.note_adopted(study, findings)
-    _check_gates(study, folders, findings, checkpoints)
     with findings.reading(study / "start" / "tokenizer"):
         evidence = Evidence(study, ChatProtocol(load_tokenizer(study / "start" / "tokenizer")), findings)
         _check_evidence(study, folders, evidence, findings)
@@ -49,15 +48,6 @@ def verify(study: Path, checkpoints: bool = False, summary: bool = True, strict:
     if checkpoints:
         _check_merges(study, folders, findings)
     return findings
-
-
-def _check_gates(study: Path, folders: Sequence[Path], findings: Findings, weights: bool) -> None:
-    for folder in (f for f in folders if study / "arms" in f.parents):
-        if folder.name == "train":
-            gates.check_training(folder.parent, findings, weights)
-        elif folder.name == "merged":
-            gates.check_merge(folder, findings)
-    gates.check_node(study, findings)
 
 
 def _check_evidence(study: Path, folders: Sequence[Path], evidence: Evidence, findings: Findings) -> None:
