@@ -85,7 +85,7 @@ def train(
 def publish(work: WorkFolder, out: Path, unchanged: list[str], settings: config.TrainingSettings) -> dict[str, object]:
     """Check the health gates, then copy adapter and evidence to the declared outputs."""
     steps = [health.StepRecord(**json.loads(line)) for line in (work.path / grpo.STEPS).read_text(encoding="utf-8").splitlines()]
-    facts = health.gates(steps, unchanged, settings)
+    facts = health.gates(steps, adapter.count(work.path / adapter.FOLDER), unchanged, settings)
     for name in (*adapter.FILES, grpo.EPISODES, grpo.STEPS):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(work.path / name, out / name)
