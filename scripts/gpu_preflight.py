@@ -16,8 +16,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     with manifest.stage(args.out, "gpu_preflight.py"):
-        report = node.check(manifest.read_json(args.section), args.lock, args.out, args.checkpoints)
-        manifest.write_json(args.out / "report.json", report | {"environment": environment()})
+        section = manifest.read_json(args.section)
+        report = node.check(section, args.lock, args.out, args.checkpoints)
+        judged = {"model": section, "checkpoints": args.checkpoints, "environment": environment()}
+        manifest.write_json(args.out / "report.json", report | judged)
         print(node.sentence(report, args.lock))
 
 

@@ -8,9 +8,6 @@ import torch
 
 from agentrl import config, manifest, merge, policy, trajectory
 
-CONTEXTS = 8
-"""Training episodes whose streams the logits are compared on."""
-
 
 def main() -> None:
     """Check the inputs, merge, audit, compare logits, write the candidate with its manifest."""
@@ -29,9 +26,11 @@ def main() -> None:
         adapter, merged = args.train.parent / "adapter", args.out / policy.CHECKPOINT
         stored = merge.merge(start, adapter, merged)
         counts = merge.audit(start, adapter, merged, section.dtype)
-        seen = islice(trajectory.read(args.train.parent / "episodes.jsonl"), CONTEXTS)
-        gap = merge.logit_gap(start, adapter, merged, [t.prompt_ids + t.completion_ids for t in seen], stored)
-        report = {**counts, "largest_logit_difference": float(f"{gap:.3g}"), "tolerance": merge.LOGIT_TOLERANCE[stored]}
+        seen = islice(trajectory.read(args.train.parent / "episodes.jsonl"), merge.CONTEXTS)
+        contexts = [t.prompt_ids + t.completion_ids for t in seen]
+        gap = merge.logit_gap(start, adapter, merged, contexts, stored)
+        allowed = {"stored_dtype": stored, "tolerance": merge.LOGIT_TOLERANCE[stored], "contexts": len(contexts)}
+        report = {**counts, "largest_logit_difference": float(f"{gap:.3g}"), **allowed}
         manifest.write_json(args.out / "merge.json", report)
         outputs = ["merge.json", *(f"{policy.CHECKPOINT}/{name}" for name in policy.check_checkpoint(merged))]
         inputs = {"start": args.start, "train": args.train, "section": args.model_section}

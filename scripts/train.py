@@ -11,7 +11,6 @@ from pathlib import Path
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental in TRL 1.16; the version is pinned
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # TRL imports vLLM where it is installed, and vLLM reads this then
 
-from safetensors import safe_open
 
 from agentrl import adapter, config, grpo, health, manifest, policy, tasks
 from agentrl.engine.loading import Training, open_engine, trained_model
@@ -96,14 +95,7 @@ def train(
 def publish(work: WorkFolder, out: Path, unchanged: list[str], settings: config.TrainingSettings) -> dict[str, object]:
     """Check the health gates, then copy adapter and evidence to the declared outputs."""
     steps = [health.StepRecord(**json.loads(line)) for line in (work.path / grpo.STEPS).read_text(encoding="utf-8").splitlines()]
-    facts = health.gates(steps, unchanged, settings)
-    with safe_open(work.path / adapter.FOLDER / "adapter_model.safetensors", framework="pt") as saved:
-        tensors = len(saved.keys())
-    facts["gates"] = {
-        "steps_with_gradient": sum(step.grad_norm > 0 for step in steps),
-        "adapter_tensors": tensors,
-        "adapter_tensors_changed": tensors - len(unchanged),
-    }
+    facts = health.gates(steps, adapter.count(work.path / adapter.FOLDER), unchanged, settings)
     for name in (*adapter.FILES, grpo.EPISODES, grpo.STEPS):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(work.path / name, out / name)

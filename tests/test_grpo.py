@@ -30,6 +30,7 @@ from agentrl.rollout import Rollout
 from agentrl.tasks import Task, lookup_call
 from agentrl.trajectory import Trajectory
 from agentrl.verify import evidence as verification
+from agentrl.verify import gates
 from agentrl.verify.breaks import Findings
 from agentrl.verify.replay import Replay
 
@@ -256,6 +257,29 @@ def test_the_reference_is_the_start_policy(run: Run) -> None:
         expected = scores.gather(-1, loss["completion_ids"].unsqueeze(-1)).squeeze(-1)
         kept = loss["completion_mask"].bool()
         torch.testing.assert_close(loss["ref_per_token_logps"][kept], expected[kept], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "dtype"), [("dapo", "float32"), ("dapo", "bfloat16"), ("bnpo", "float32"), ("dr_grpo", "float32"), ("grpo", "float32")]
+)
+def test_verification_s_gates_hold_for_what_trl_computed(lab: Lab, tmp_path: Path, loss_type: str, dtype: str) -> None:
+    """KL at step 1 and every loss, from the records alone; the policy is far from its reference at the later steps."""
+    device = lab.study.model.model_copy(update={"dtype": dtype})
+    made = replace(lab, model=copy.deepcopy(lab.model).to(getattr(torch, dtype)), study=lab.study.model_copy(update={"model": device}))
+    recorder = made.recorder(tmp_path, made.scripted(), 160, settings(lab.study, loss_type=loss_type, steps=3))
+    made.trainer(recorder).train()
+    rows, steps = ([json.loads(line) for line in lines(tmp_path / name)] for name in (grpo.EPISODES, grpo.STEPS))
+    trained = recorder.settings.model_dump(mode="json")
+    config = {"training": trained, "model": {"dtype": dtype}, "arm": {"warmup": None}, "protocol": {"budget": 160}}
+    findings = Findings(tmp_path)
+    gates._kl(tmp_path / grpo.STEPS, steps, config, findings)
+    gates._losses(tmp_path / grpo.STEPS, steps, rows, config, findings)
+    assert findings.passed, findings.first
+    assert findings.counts["losses recomputed"] == 3
+    assert steps[2]["kl"] > 1
+    wrong = [{**step, "loss": step["loss"] + 2.0} for step in steps]
+    gates._losses(tmp_path / grpo.STEPS, wrong, rows, config, findings)
+    assert findings.breaks["loss"] == 3
 
 
 @pytest.fixture

@@ -44,20 +44,38 @@ STILL: dict[str, object] = {"grad_norm": 0.0}
 
 
 def test_a_healthy_run_returns_what_was_counted(settings: TrainingSettings) -> None:
-    found = gates(steps(step2={"mean_reward": 0.75}), [], settings)
+    found = gates(steps(step2={"mean_reward": 0.75}), 28, [], settings)
     assert found == {
         "steps": 4, "episodes": 32, "unique_tasks": 5, "groups": 8, "mixed_groups": 4, "mean_reward": 0.375, "strict_success": 10,
         "gap_max": 0.0,
+        "gates": {
+            "mixed_groups": 4, "steps_finite": 4, "steps_with_signal": 4, "steps_with_gradient": 4, "smallest_gradient_with_signal": 0.5,
+            "ratio_mean_low": 1.0, "ratio_mean_high": 1.0, "adapter_tensors": 28, "adapter_tensors_changed": 28,
+        },
     }  # fmt: skip
+
+
+def test_the_gates_numbers_are_of_the_steps_that_carry_a_signal(settings: TrainingSettings) -> None:
+    quiet = UNMIXED | STILL
+    found = gates(steps(step1=quiet, step2={"grad_norm": 0.2, "ratio_mean": 0.9}, step4={"ratio_mean": 1.25}), 28, [], settings)["gates"]
+    assert (found["steps_with_signal"], found["steps_with_gradient"], found["smallest_gradient_with_signal"]) == (3, 3, 0.2)
+    assert (found["ratio_mean_low"], found["ratio_mean_high"]) == (0.9, 1.25)
+
+
+def test_a_policy_that_a_warm_up_moved_has_a_signal_from_the_first_step(settings: TrainingSettings) -> None:
+    warmed = {"step1": UNMIXED | {"kl": 0.01, "grad_norm": 0.1}}
+    assert gates(steps(**warmed), 28, [], settings)["gates"]["steps_with_signal"] == 4
+    with pytest.raises(HealthError, match=r"step 1: the gradient is 0\.0"):
+        gates(steps(step1=UNMIXED | STILL | {"kl": 0.01}), 28, [], settings)
 
 
 def test_an_unmixed_first_group_gives_no_gradient_and_may(settings: TrainingSettings) -> None:
     """At step 1 the policy is the reference: its KL gradient is exactly 0."""
-    assert gates(steps(step1=UNMIXED | STILL, step2=UNMIXED | STILL), [], settings)["mixed_groups"] == 2
+    assert gates(steps(step1=UNMIXED | STILL, step2=UNMIXED | STILL | {"kl": 0.0}), 28, [], settings)["mixed_groups"] == 2
 
 
 def test_without_kl_an_unmixed_group_may_be_still_at_any_step(settings: TrainingSettings) -> None:
-    gates(steps(step3=UNMIXED | STILL), [], settings.model_copy(update={"kl": 0.0}))
+    gates(steps(step3=UNMIXED | STILL), 28, [], settings.model_copy(update={"kl": 0.0}))
 
 
 @pytest.mark.parametrize(
@@ -68,10 +86,11 @@ def test_without_kl_an_unmixed_group_may_be_still_at_any_step(settings: Training
         ({"step3": STILL}, "step 3: the gradient is 0.0"),
         ({"step3": UNMIXED | STILL}, "step 3: the gradient is 0.0"),
         ({"step1": UNMIXED | STILL, "step4": UNMIXED | STILL}, "step 4: the gradient is 0.0"),
-        ({"step2": {"grad_norm": float("nan")}}, "step 2: loss 0.1, gradient norm nan: not finite"),
+        ({"step2": {"grad_norm": float("nan")}}, "step 2: loss 0.1, gradient norm nan, KL 0.01: not finite"),
         ({"step1": UNMIXED | {"grad_norm": float("nan")}}, "step 1: .* not finite"),
         ({"step4": {"grad_norm": float("inf")}}, "step 4: .* not finite"),
         ({"step4": {"loss": float("nan")}}, "step 4: loss nan"),
+        ({"step3": {"kl": float("inf")}}, "step 3: .* KL inf: not finite"),
         ({"step2": {"ratio_mean": 0.015, "gap_mean": 4.2}}, r"step 2: .* 0\.015 times .* \(mean difference 4\.2 nats\)"),
         ({"step3": {"ratio_mean": 2.1}}, r"step 3: .* 2\.1 times"),
         ({"step3": {"ratio_mean": float("nan")}}, "step 3: .* nan times"),
@@ -79,18 +98,23 @@ def test_without_kl_an_unmixed_group_may_be_still_at_any_step(settings: Training
 )
 def test_gates_fire(settings: TrainingSettings, changes: dict[str, dict[str, object]], message: str) -> None:
     with pytest.raises(HealthError, match=message):
-        gates(steps(**changes), [], settings)
+        gates(steps(**changes), 28, [], settings)
 
 
 @pytest.mark.parametrize("numbers", [[], [1, 2, 3], [1, 2, 4], [1, 2, 2, 3, 4], [2, 1, 3, 4], [1, 2, 3, 4, 5], [0, 1, 2, 3]])
 def test_missing_doubled_and_shuffled_steps_are_incomplete_evidence(settings: TrainingSettings, numbers: list[int]) -> None:
     with pytest.raises(HealthError, match=re.escape("expected 1..4: evidence is incomplete")):
-        gates([replace(steps()[0], step=n) for n in numbers], [], settings)
+        gates([replace(steps()[0], step=n) for n in numbers], 28, [], settings)
 
 
 def test_an_unchanged_adapter_tensor_is_named(settings: TrainingSettings) -> None:
-    with pytest.raises(HealthError, match=r"2 adapter tensors did not change, first layer\.0\.lora_B"):
-        gates(steps(), ["layer.0.lora_B", "layer.1.lora_B"], settings)
+    with pytest.raises(HealthError, match=r"2 of 28 adapter tensors did not change, first layer\.0\.lora_B"):
+        gates(steps(), 28, ["layer.0.lora_B", "layer.1.lora_B"], settings)
+
+
+def test_an_adapter_without_tensors_is_no_training(settings: TrainingSettings) -> None:
+    with pytest.raises(HealthError, match="0 of 0 adapter tensors did not change"):
+        gates(steps(), 0, [], settings)
 
 
 def test_the_gap_of_two_samplers_by_hand() -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from agentrl import report
 from agentrl.hashing import hash_files, sha256
@@ -149,6 +151,152 @@ def told_alike(path: str, change: Callable[[Any], object]) -> Tamper:
     return tamper
 
 
+STEPS = "arms/pilot/seed-3/train/steps.jsonl"
+TRAINED_BY = "arms/pilot/seed-3/train/manifest.json"
+NODE = "preflight/gpu/report.json"
+BASELINE_RAN = "policies/baseline/agent-dev/provenance.json"
+ADAPTER = "arms/pilot/seed-3/train/adapter/adapter_model.safetensors"
+
+
+def together(*changes: Tamper) -> Tamper:
+    """Several changes that a forger makes to fit."""
+
+    def tamper(study: Path) -> None:
+        for change in changes:
+            change(study)
+
+    return tamper
+
+
+def every(**values: object) -> Callable[[Rows], None]:
+    """The same values in every row."""
+    return lambda found: [row.update(values) for row in found] and None
+
+
+def fitting_kl(index: int, kl: float) -> Callable[[Rows], None]:
+    """Another KL at one step, and a loss to fit it: micro's weight of the KL term is 0.02."""
+
+    def change(found: Rows) -> None:
+        found[index]["loss"] += 0.02 * (kl - found[index]["kl"])
+        found[index]["kl"] = kl
+
+    return change
+
+
+def audited(**values: object) -> Tamper:
+    """A merge's audit with other values, in both files that hold it."""
+    merged = "arms/pilot/seed-3/merged/"
+    return together(
+        data(merged + "merge.json", lambda found: found.update(values)),
+        data(merged + "manifest.json", lambda found: found["audit"].update(values)),
+    )
+
+
+def counted(change: Callable[[dict[str, Any]], object]) -> Tamper:
+    """The gates' numbers of a training, changed."""
+    return data(TRAINED_BY, lambda found: change(found["gates"]))
+
+
+def adopted(
+    manifest: str | None = None, command: str = "adopt_baseline.py", engine: str = "transformers", ran: str = "evaluate_agent.py"
+) -> Tamper:
+    """A baseline that ran here, told as one of an earlier study: consistent but for what is given."""
+
+    def tamper(study: Path) -> None:
+        found = manifest or sha256(study / BASELINE_RAN.replace("provenance", "manifest"))
+        origin = {"study": "earlier", "manifest": found, "provenance": {"command": ran, "engine": engine}}
+        data(BASELINE_RAN, lambda content: content.update(command=command, adopted=origin))(study)
+
+    return tamper
+
+
+GATES: dict[str, tuple[Tamper, str]] = {
+    "no gradient at any step": (rows(STEPS, every(grad_norm=0.0)), "gates"),
+    "no gradient at any step, and counted so": (
+        together(
+            rows(STEPS, every(grad_norm=0.0)),
+            counted(lambda g: g.update(steps_with_gradient=0, steps_with_signal=1, smallest_gradient_with_signal=0.0)),
+        ),
+        "gates",
+    ),
+    "no gradient at one step": (rows(STEPS, put("1.grad_norm", 0.0)), "gates"),
+    "a gradient that is no number": (rows(STEPS, put("1.grad_norm", float("nan"))), "gates"),
+    "a loss that is not finite": (rows(STEPS, put("1.loss", float("inf"))), "gates"),
+    "a KL of 9": (rows(STEPS, put("1.kl", 9.0)), "loss"),
+    "a KL of 9 at every step": (rows(STEPS, every(kl=9.0)), "loss"),
+    "a KL before anything was trained, and a loss to fit": (rows(STEPS, fitting_kl(0, 9.0)), "gates"),
+    "a negative KL, and a loss to fit": (rows(STEPS, fitting_kl(2, -1.0)), "gates"),
+    "a KL that hides a thousandth": (rows(STEPS, put("2.kl", lambda old: old + 0.001)), "loss"),
+    "a step's loss": (rows(STEPS, put("1.loss", lambda old: old + 1e-5)), "loss"),
+    "a step left out": (rows(STEPS, lambda r: r[:-1]), "gates"),
+    "a step doubled": (rows(STEPS, put("2.step", 2)), "gates"),
+    "gates left out": (data(TRAINED_BY, lambda found: found.pop("gates")), "unreadable"),
+    "a gate left out": (counted(lambda g: g.pop("steps_with_signal")), "gates"),
+    "mixed groups of the gates": (counted(put("mixed_groups", lambda old: old + 1)), "gates"),
+    "steps with a gradient": (counted(put("steps_with_gradient", 2)), "gates"),
+    "steps with a signal": (counted(put("steps_with_signal", 0)), "gates"),
+    "the smallest gradient": (counted(put("smallest_gradient_with_signal", 1.0)), "gates"),
+    "the lowest ratio": (counted(put("ratio_mean_low", 0.2)), "gates"),
+    "the highest ratio": (counted(put("ratio_mean_high", 1.5)), "gates"),
+    "an adapter tensor that did not change": (counted(put("adapter_tensors_changed", 27)), "gates"),
+    "an adapter of fewer tensors": (counted(lambda g: g.update(adapter_tensors=26, adapter_tensors_changed=26)), "gates"),
+    "a logit gap of 50": (audited(largest_logit_difference=50.0), "merge"),
+    "a logit gap of 50, in the manifest only": (
+        data("arms/pilot/seed-3/merged/manifest.json", put("audit.largest_logit_difference", 50.0)),
+        "merge",
+    ),
+    "a logit gap of 50 under a tolerance of 100": (audited(largest_logit_difference=50.0, tolerance=100.0), "merge"),
+    "a logit gap of another dtype": (audited(largest_logit_difference=0.3, tolerance=0.5, stored_dtype="bfloat16"), "merge"),
+    "a logit gap that is no gap": (audited(largest_logit_difference=-1.0), "merge"),
+    "a target that did not change": (audited(changed=13, identical=11), "merge"),
+    "a merge of fewer targets": (audited(targets=12, changed=12, identical=12), "merge"),
+    "a checkpoint of more tensors": (audited(tensors=25, identical=11), "merge"),
+    "logits compared on one stream": (audited(contexts=1), "merge"),
+    "an update half kept": (audited(update_kept=0.5), "merge"),
+    "a share above 1": (audited(weights_moved=1.5), "merge"),
+    "a head that is not tied": (audited(tied_head=False), "merge"),
+    "no report of the node": (lambda s: (s / NODE).unlink(), "node"),
+    "a node for another model": (data(NODE, put("model.dtype", "bfloat16")), "node"),
+    "a node for fewer checkpoints": (data(NODE, put("checkpoints", 1)), "node"),
+    "a full disk": (data(NODE, put("free_disk", 1 << 30)), "node"),
+    "a package that is missing": (data(NODE, put("packages.trl", "missing")), "node"),
+    "a package of another version": (data(NODE, put("packages.trl", "0.29.0")), "node"),
+    "weights of another size": (data(NODE, put("weights", 7)), "node"),
+    "a GPU that the configuration has no use for": (data(NODE, put("gpu", {"name": "H200"})), "node"),
+    "an arm's verdict, inflated": (data("preflight/admitted/pilot.json", put("mixed_groups", 9)), "preflight"),
+    "a preflight of fewer groups": (
+        together(
+            data("preflight/manifest.json", put("config.preflight.groups", 1)),
+            rows("preflight/episodes.jsonl", lambda r: r[: len(r) // 2]),
+        ),
+        "config",
+    ),
+    "a preflight of smaller groups": (
+        together(
+            data("config/preflight.json", put("group_size", 2)),
+            data("preflight/manifest.json", put("config.preflight.group_size", 2)),
+        ),
+        "preflight",
+    ),
+    "mixed groups of the preflight": (
+        together(
+            data("preflight/manifest.json", put("report.mixed_groups.shaped", 9)),
+            data("plan/preflight.json", put("mixed_groups.shaped", 9)),
+        ),
+        "count",
+    ),
+    "an adoption that is not told": (data(BASELINE_RAN, put("command", "adopt_baseline.py")), "recorded"),
+    "an adoption of another manifest": (adopted(manifest="0" * 64), "recorded"),
+    "an adoption by another command": (adopted(command="evaluate_agent.py"), "recorded"),
+    "an adoption of another engine's run": (adopted(engine="vllm"), "recorded"),
+    "an adoption of another stage's run": (adopted(ran="evaluate_retention.py"), "recorded"),
+    "a false-alarm rate": (data(COMPARED, put("pilot.pilot/seed-3.retention.zero_drop_gate.false_alarm_rate", 0.99)), "statistics"),
+    "the confidence of an interval": (data(COMPARED, put(f"{PAIR}.interval.confidence", 0.999)), "statistics"),
+    "the retention bound's number": (data(JUDGED, put("arms.pilot.retention.non_inferiority.lower", 0.5)), "statistics"),
+    "the retention bound's margin": (data(JUDGED, put("arms.pilot.retention.non_inferiority.margin", 0.9)), "statistics"),
+}  # fmt: skip
+"""What a stage refused to go on without, forged: the training's health, the merge's audit, the node, the preflight, adoption, retention."""
+
 # name -> (change, kind that recomputation must name even when every hash has been regenerated)
 RECOMPUTED: dict[str, tuple[Tamper, str]] = {
     "sampled id of a call": (rows(EVALUATION, change_called_id), "calls"),
@@ -275,6 +423,7 @@ RECOMPUTED: dict[str, tuple[Tamper, str]] = {
     "version of a record": (rows(EVALUATION, put("0.version", 1)), "episodes"),
     "kind of a failed call": (rows(EVALUATION, another_kind), "calls"),
     "scaffold in the limits": (data(SUMMARY, put("limits.5", "No action is scaffolded.")), "summary"),
+    **GATES,
     "upstream code of one freeze": (data("freeze/agent-dev.json", put(f"upstream.transformers/cache_utils{DOT}py", "0" * 64)), "freeze"),
 }  # fmt: skip
 
@@ -374,6 +523,88 @@ def test_a_merged_checkpoint_that_is_not_start_plus_adapter_is_named(study: Path
     findings = verify(study, checkpoints=True)
     assert "merge" in findings.first
     assert "did not change" in findings.first["merge"].found
+
+
+def reweighed(file: str, change: Callable[[dict[str, torch.Tensor]], object]) -> Tamper:
+    """Change the tensors of a weight file."""
+
+    def tamper(study: Path) -> None:
+        tensors = load_file(study / file)
+        change(tensors)
+        (study / file).unlink()
+        save_file(tensors, study / file, {"format": "pt"})
+
+    return tamper
+
+
+def half_again(tensors: dict[str, torch.Tensor], start: dict[str, torch.Tensor]) -> None:
+    """Start plus one and a half times the adapter."""
+    tensors.update({name: tensor + 0.5 * (tensor - start[name]) for name, tensor in tensors.items()})
+
+
+def untrained(tensors: dict[str, torch.Tensor]) -> None:
+    next(tensor for name, tensor in tensors.items() if "lora_B" in name).zero_()
+
+
+def infinite(tensors: dict[str, torch.Tensor]) -> None:
+    next(iter(tensors.values()))[0, 0] = float("inf")
+
+
+@pytest.mark.parametrize(("change", "found"), [(untrained, "all 0: it was never trained"), (infinite, "values that are not finite")])
+def test_an_adapter_tensor_that_was_not_trained_is_named(study: Path, change: Callable[[Any], None], found: str) -> None:
+    reweighed(ADAPTER, change)(study)
+    rehash(study)
+    findings = verify(study, checkpoints=True)
+    assert findings.first["gates"].found == found
+    assert ".lora_" in findings.first["gates"].record
+
+
+def test_an_adapter_that_lacks_a_tensor_is_named(study: Path) -> None:
+    reweighed(ADAPTER, lambda tensors: tensors.pop(next(iter(tensors))))(study)
+    rehash(study)
+    assert verify(study).first["gates"].found == "27"
+
+
+def test_a_merge_that_adds_more_than_the_adapter_is_named(study: Path) -> None:
+    start = load_file(study / "start/model/model.safetensors")
+    reweighed(MERGED, lambda tensors: half_again(tensors, start))(study)
+    audited(update_kept=1.5)(study)
+    rehash(study)
+    found = verify(study, checkpoints=True).first["merge"]
+    assert found.field == "update_kept", "float32 keeps all of an update"
+    audited(update_kept=1.0)(study)
+    rehash(study)
+    found = verify(study, checkpoints=True).first["merge"]
+    assert (found.field, found.expected) == ("weights", "start plus adapter, rounded once")
+
+
+def test_a_gate_is_numbers_of_what_was_checked(study: Path) -> None:
+    counts = verify(study).counts
+    assert (counts["gates of trainings"], counts["gates of merges"], counts["node reports"], counts["losses recomputed"]) == (2, 2, 1, 6)
+
+
+def test_an_adoption_that_fits_is_noted(study: Path) -> None:
+    adopted()(study)
+    findings = verify(study)
+    assert findings.passed, show(findings)
+    assert "policies/baseline/agent-dev: taken over as it is from study earlier" in findings.notes
+
+
+def test_a_stage_in_another_environment_than_the_node_s_is_noted(study: Path) -> None:
+    data("arms/pilot/seed-3/train/provenance.json", put("packages.trl", "0.29.0"))(study)
+    findings = verify(study)
+    assert findings.passed, show(findings)
+    assert any("arms/pilot/seed-3/train: ran with trl 0.29.0" in note for note in findings.notes)
+
+
+def test_without_weights_the_start_s_own_account_holds(study: Path) -> None:
+    """Number of layers and dtype come from its config.json, which the chain holds."""
+    for file in study.rglob("*.safetensors"):
+        file.unlink()
+    findings = verify(study)
+    assert findings.passed, show(findings)
+    audited(targets=12, changed=12, identical=12)(study)
+    assert "merge" in verify(study).first
 
 
 def test_a_long_value_keeps_its_beginning_and_its_end() -> None:

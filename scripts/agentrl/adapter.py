@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
+from safetensors import safe_open
 from transformers import PreTrainedModel
 
 from agentrl.config import Lora
@@ -73,6 +74,12 @@ def save(model: torch.nn.Module, folder: Path) -> None:
     write_json(
         folder / "adapter_config.json", {**config, "base_model_name_or_path": "start", "target_modules": sorted(config["target_modules"])}
     )
+
+
+def count(folder: Path) -> int:
+    """Tensors of a saved adapter."""
+    with safe_open(folder / "adapter_model.safetensors", framework="pt") as tensors:
+        return len(tensors.keys())
 
 
 def state(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -122,16 +122,26 @@ def _scale(group: Sequence[float], settings: TrainingSettings) -> float:
     return statistics.stdev(group) + EPSILON if settings.scale_rewards == "group" else 1.0
 
 
-def gates(steps: Sequence[StepRecord], unchanged: Sequence[str], settings: TrainingSettings) -> dict[str, Any]:
+def signal(record: StepRecord, moved: bool, settings: TrainingSettings) -> bool:
+    """Whether a step's batch must give a nonzero gradient: a group varies, or the KL term pulls on a policy that left its reference.
+
+    A policy has left it behind any earlier gradient, and wherever its KL is not 0: a warmed-up one at step 1. Else, at step 1, the KL
+    term's gradient is exactly 0, so that an unmixed first group gives none.
+    """
+    return record.mixed_groups > 0 or (settings.kl > 0 and (moved or record.kl > 0))
+
+
+def gates(steps: Sequence[StepRecord], tensors: int, unchanged: Sequence[str], settings: TrainingSettings) -> dict[str, Any]:
     """Check a finished run.
 
     Args:
         steps: every optimizer step in order.
+        tensors: how many the adapter has.
         unchanged: names of adapter tensors that equal their initial value.
         settings: number of steps, weight of the KL term.
 
     Returns:
-        The counts the gates looked at. Raises `HealthError` at the first gate that fails.
+        The run's counts and, under `gates`, the numbers that each gate looked at. Raises `HealthError` at the first gate that fails.
     """
     numbers = [record.step for record in steps]
     if numbers != list(range(1, settings.steps + 1)):
@@ -140,15 +150,19 @@ def gates(steps: Sequence[StepRecord], unchanged: Sequence[str], settings: Train
     if mixed == 0:
         raise HealthError("no group had reward variation: there was nothing to learn from; ease the task or raise the temperature")
     moved = False
+    demanded: list[float] = []
     for record in steps:
-        if not (math.isfinite(record.grad_norm) and math.isfinite(record.loss)):
-            raise HealthError(f"step {record.step}: loss {record.loss}, gradient norm {record.grad_norm}: not finite")
-        if (record.mixed_groups or (moved and settings.kl > 0)) and not record.grad_norm > 0:
-            raise HealthError(f"step {record.step}: the gradient is {record.grad_norm} although the batch carries a signal")
+        if not all(map(math.isfinite, (record.loss, record.grad_norm, record.kl))):
+            raise HealthError(f"step {record.step}: loss {record.loss}, gradient norm {record.grad_norm}, KL {record.kl}: not finite")
+        if signal(record, moved, settings):
+            demanded.append(record.grad_norm)
+            if not record.grad_norm > 0:
+                raise HealthError(f"step {record.step}: the gradient is {record.grad_norm} although the batch carries a signal")
         check_ratio(record)
         moved = moved or record.grad_norm > 0
-    if unchanged:
-        raise HealthError(f"{len(unchanged)} adapter tensors did not change, first {unchanged[0]}")
+    if unchanged or tensors == 0:
+        first = f", first {unchanged[0]}" if unchanged else ""
+        raise HealthError(f"{len(unchanged)} of {tensors} adapter tensors did not change{first}")
     groups = sum(len(record.tasks) for record in steps)
     episodes = sum(record.episodes for record in steps)
     return {
@@ -160,4 +174,15 @@ def gates(steps: Sequence[StepRecord], unchanged: Sequence[str], settings: Train
         "mean_reward": round(sum(r.mean_reward * r.episodes for r in steps) / episodes, 6),
         "strict_success": sum(record.strict for record in steps),
         "gap_max": max(record.gap_max for record in steps),
+        "gates": {
+            "mixed_groups": mixed,
+            "steps_finite": len(steps),
+            "steps_with_signal": len(demanded),
+            "steps_with_gradient": sum(record.grad_norm > 0 for record in steps),
+            "smallest_gradient_with_signal": min(demanded),
+            "ratio_mean_low": min(record.ratio_mean for record in steps),
+            "ratio_mean_high": max(record.ratio_mean for record in steps),
+            "adapter_tensors": tensors,
+            "adapter_tensors_changed": tensors - len(unchanged),
+        },
     }

@@ -26,6 +26,9 @@ LOGIT_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}
 """Largest allowed difference of a logit. float32: rounding of two orders of summation. bfloat16: storing W' rounds each weight to
 8 bits, which at Qwen3-1.7B's width moves logits of magnitude 20 by some tenths."""
 
+CONTEXTS = 8
+"""Training episodes whose streams the logits are compared on, or all where there are fewer."""
+
 
 class MergeError(RuntimeError):
     """The merged checkpoint is not the start plus the adapter; the message names the tensor."""

@@ -7,12 +7,9 @@ from agentrl.manifest import read_json
 from agentrl.protocol import ChatProtocol, load_tokenizer
 from agentrl.retention import read_items
 from agentrl.tasks import SPLITS, Task, contains_fact, read_tasks
-from agentrl.verify import arguments, baselines, chain, numbers
+from agentrl.verify import arguments, baselines, chain, gates, merges, node, numbers
 from agentrl.verify.breaks import Findings
 from agentrl.verify.evidence import Evidence
-
-ROUNDING = 0.002
-"""Of shares with three digits, summed elsewhere in another order."""
 
 
 def verify(study: Path, checkpoints: bool = False, summary: bool = True, strict: bool = False) -> Findings:
@@ -31,7 +28,7 @@ def verify(study: Path, checkpoints: bool = False, summary: bool = True, strict:
     chain.check_freezes(study, findings)
     chain.check_configs(study, folders, findings)
     chain.check_code(study, folders, findings, strict)
-    baselines.note_adopted(study, findings)
+    baselines.check_adopted(study, findings)
     with findings.reading(study / "start" / "tokenizer"):
         evidence = Evidence(study, ChatProtocol(load_tokenizer(study / "start" / "tokenizer")), findings)
         _check_evidence(study, folders, evidence, findings)
@@ -45,8 +42,7 @@ def verify(study: Path, checkpoints: bool = False, summary: bool = True, strict:
                 numbers.check_summary(study, evidence, findings)
         else:
             findings.notes.append("no statistics yet")
-    if checkpoints:
-        _check_merges(study, folders, findings)
+    _check_gates(study, folders, checkpoints, findings)
     return findings
 
 
@@ -78,6 +74,16 @@ def _check_evidence(study: Path, folders: Sequence[Path], evidence: Evidence, fi
             findings.notes.append("no preflight: whether the arms could learn was not sampled before training")
 
 
+def _check_gates(study: Path, folders: Sequence[Path], weights: bool, findings: Findings) -> None:
+    """What each stage of an arm refused to go on without, applied anew."""
+    for folder in (folder for folder in folders if study / "arms" in folder.parents):
+        if folder.name == "train":
+            gates.check_training(study, folder.parent.relative_to(study / "arms").as_posix(), findings, weights)
+        elif folder.name == "merged":
+            merges.check(study, folder, findings, weights)
+    node.check(study, folders, findings)
+
+
 def _tasks(study: Path, split: str, findings: Findings) -> list[Task] | None:
     file = study / "tasks" / split / "tasks.jsonl"
     if not file.is_file():
@@ -106,23 +112,3 @@ def _check_matching(study: Path, evaluations: Sequence[Path], findings: Findings
                 findings.equal("matching", file, "", field, theirs[field], mine[field])
             for role in sorted({*theirs["inputs"], *mine["inputs"]} - {"policy", "recorded"}):
                 findings.equal("matching", file, "", f"inputs.{role}", theirs["inputs"].get(role), mine["inputs"].get(role))
-
-
-def _check_merges(study: Path, folders: Sequence[Path], findings: Findings) -> None:
-    from agentrl import merge  # torch and peft, only where checkpoints are asked for
-
-    for folder in (f for f in folders if study / "arms" in f.parents and f.name == "merged"):
-        file = folder / "merge.json"
-        try:
-            dtype = read_json(study / "config" / "model.json")["dtype"]
-            counts = merge.audit(study / "start" / "model", folder.parent / "train" / "adapter", folder / "model", dtype)
-        except (merge.MergeError, ValueError, OSError) as error:
-            findings.add("merge", file, "", "audit", "start plus adapter", error)
-            continue
-        claims = read_json(file)
-        for field, value in counts.items():
-            if not isinstance(value, float):
-                findings.equal("merge", file, "", field, value, claims[field])
-            elif abs(value - claims[field]) > ROUNDING:
-                findings.add("merge", file, "", field, value, claims[field])
-        findings.counts["merges audited"] += 1

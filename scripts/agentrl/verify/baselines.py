@@ -11,6 +11,8 @@ from agentrl.protocol import ChatProtocol
 from agentrl.verify.breaks import Findings
 from agentrl.verify.evidence import read_lines
 
+ADOPTION = "adopt_baseline.py"
+
 
 def check_recorded(study: Path, chat: ChatProtocol, findings: Findings) -> None:
     """The retention baseline is the file that the freeze names and says what it says; one that no freeze names was sampled here."""
@@ -46,11 +48,25 @@ def check_recorded(study: Path, chat: ChatProtocol, findings: Findings) -> None:
         )
 
 
-def note_adopted(study: Path, findings: Findings) -> None:
-    """Say which baselines an earlier study sampled; their evidence is checked like any other."""
+def check_adopted(study: Path, findings: Findings) -> None:
+    """Tell baselines that an earlier study sampled from those that ran here, and hold adoption's gates against them.
+
+    Their evidence is checked like any other, and that they consumed this study's files by the chain. That the earlier study was of that
+    name, and ran where it says, is its own account: provenance is no part of the chain.
+    """
     for file in sorted((study / "policies" / "baseline").glob("*/provenance.json")):
         with findings.reading(file):
-            if (adopted := read_json(file).get("adopted")) is not None:
-                found = sha256(file.parent / "manifest.json")
-                findings.equal("recorded", file, "", "adopted.manifest", found, adopted["manifest"])
-                findings.notes.append(f"{file.parent.relative_to(study)}: taken over as it is from study {adopted['study']}")
+            record, manifest = read_json(file), read_json(file.parent / "manifest.json")
+            if (adopted := record.get("adopted")) is None:
+                findings.equal("recorded", file, "", "command", f"{manifest['stage']}.py", record["command"])
+                continue
+            findings.equal("recorded", file, "", "command", ADOPTION, record["command"])
+            found = sha256(file.parent / "manifest.json")
+            findings.equal("recorded", file, "", "adopted.manifest", found, adopted["manifest"])
+            stage = "evaluate_retention" if file.parent.name == "retention" else "evaluate_agent"
+            findings.equal("recorded", file.parent / "manifest.json", "", "stage", stage, manifest["stage"])
+            if (ran := adopted["provenance"]) is not None:
+                findings.equal("recorded", file, "", "adopted.provenance.command", f"{stage}.py", ran["command"])
+                findings.equal("recorded", file, "", "adopted.provenance.engine", manifest["engine"], ran["engine"])
+            where = "" if ran is not None else ", which left no record of where it ran"
+            findings.notes.append(f"{file.parent.relative_to(study)}: taken over as it is from study {adopted['study']}{where}")

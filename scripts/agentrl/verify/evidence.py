@@ -195,6 +195,8 @@ class Evidence:
             config = self.study / "config"
             arm = validate(read_json(config / f"arm-{file.stem}.json"), Arm)
             size = arm.content()["training"].get("group_size", read_json(config / "training.json")["group_size"])
+            if size > section.group_size:
+                self.findings.add("preflight", file, "", "group_size", f"at most the {section.group_size} that were sampled", size)
             mixed = _mixed(rows, section.group_size, size, arm, weights)
             expected = {"arm": file.stem, "reward": arm.reward, "groups": section.groups, "group_size": size, "mixed_groups": mixed}
             self.findings.equal("preflight", file, "", "verdict", expected, read_json(file))

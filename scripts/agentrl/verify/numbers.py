@@ -54,8 +54,10 @@ def _check_pair(
     }
     for field, value in expected.items():
         _close(findings, file, f"{name}, {measure}", field, value, claims[field])
-    for field in ("low", "high"):
-        _close(findings, file, f"{name}, {measure}", f"interval.{field}", getattr(interval, field), claims["interval"][field])
+    _same(findings, file, f"{name}, {measure}", "interval", _plain(asdict(interval)), claims["interval"])
+    if measure == "retention":
+        gate = statistics.zero_drop_gate(statistics.paired(evidence.scores["baseline", measure], evidence.scores[name, measure]))
+        _same(findings, file, f"{name}, {measure}", "zero_drop_gate", _plain(asdict(gate)), claims["zero_drop_gate"])
     flips = None if trials == 1 else asdict(statistics.sign_flip(delta, seed=settings.seed))
     _same(findings, file, f"{name}, {measure}", "sign_flip", flips, claims["sign_flip"])
     if measure == "retention":
