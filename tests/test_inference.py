@@ -20,6 +20,7 @@ from scipy import stats
 
 from agentrl import inference
 from agentrl.inference import COVERS, INFERENTIAL_SEEDS, crossed_bootstrap, holm, two_way_mean
+from agentrl.noninferiority import SKEWED
 from agentrl.scores import StatisticsError
 from agentrl.statistics import item_bootstrap
 from agentrl.variance import SEED_FOLD, anova, satterthwaite, within_items
@@ -289,19 +290,26 @@ class TestHolm:
             holm({"pilot": p})
 
 
-def test_claims_are_those_of_the_recorded_simulation() -> None:
-    rows = json.loads((ROOT / "benchmarks" / "statistics" / "coverage.json").read_text(encoding="utf-8"))["rows"]
-    grid = {(row["seeds"], row["seed_sd"], row["trials"]) for row in rows if row["items"] == 250}
-    assert grid >= {(k, sd, trials) for k in (3, 5, 10) for sd in (0.0, 0.05, 0.1) for trials in (1, 4)}
-    assert all(0.93 <= row["t"] <= 0.97 for row in rows if row["seeds"] >= INFERENTIAL_SEEDS)
-    for seeds, text in ((3, "92-97% with 3 seeds"), (2, "89-97% with 2")):
+def test_claims_are_those_of_the_recorded_simulations() -> None:
+    """Of both ends of what a shared random stream can do: outcomes independent, and tied as closely as can be."""
+    rows = []
+    for name in ("coverage", "coverage-shared"):
+        found = json.loads((ROOT / "benchmarks" / "statistics" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+        grid = {(row["seeds"], row["seed_sd"], row["trials"]) for row in found if row["items"] == 250}
+        assert grid >= {(k, sd, trials) for k in (3, 5, 10) for sd in (0.0, 0.05, 0.1) for trials in (1, 4)}
+        rows += found
+    claimed = [row["t"] for row in rows if row["seeds"] >= INFERENTIAL_SEEDS]
+    assert [round(100 * covered, 1) for covered in claimed if not 0.93 <= covered <= 0.97] == [92.9]
+    for seeds, text in ((3, "92-97% with 3 seeds"), (2, "88-97% with 2")):
         assert text in COVERS["few seeds"]
         covered = [100 * row["t"] for row in rows if row["seeds"] == seeds and row["items"] == 250]
         assert f"{math.floor(min(covered))}-{round(max(covered))}%" == text.split()[0]
-    for seeds, text in ((3, "77-94% with 3 seeds"), (5, "86-95% with 5")):
+    for seeds, text in ((3, "74-94% with 3 seeds"), (5, "83-95% with 5")):
         assert text in COVERS["crossed"]
         covered = [100 * row["bootstrap"] for row in rows if row["seeds"] == seeds and row["seed_sd"] > 0 and row["items"] == 250]
         assert f"{round(min(covered))}-{round(max(covered))}%" == text.split()[0]
+    skewed = max(row["t_above"] for row in rows if row["seeds"] >= INFERENTIAL_SEEDS)
+    assert f"in up to {100 * skewed:.0f}% of simulated" in SKEWED
 
 
 @pytest.mark.parametrize("module", ["scores", "variance", "inference", "power", "noninferiority"])

@@ -23,7 +23,7 @@ POWER: Final = 0.8
 TAIL: Final = 1e-10  # of the number of differing items, left out of an enumeration
 NO_EVENT: Final = "Nothing varies between items; the items needed assume that this stays so."
 SKEWED: Final = (
-    "Where seeds crowd at a success rate near 1, the lower end of the two-way interval is too high in up to 5% of simulated studies."
+    "Where seeds crowd at a success rate near 1, the lower end of the two-way interval is too high in up to 6% of simulated studies."
 )
 
 
