@@ -9,9 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpo_config_table
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from raw_studies import PILOT_RAW
 from transformers import TrainingArguments
 from transformers.optimization import (
     get_constant_schedule_with_warmup,
@@ -201,3 +203,17 @@ def test_an_arm_s_nested_overrides_are_merged_by_verification_as_by_training(stu
     settings = validate(arm, Arm).settings(validate(base, TrainingSettings))
     assert _overridden(tmp_path, "a") == settings.model_dump(mode="json")
     assert (settings.optimizer.beta2, settings.optimizer.beta1, settings.clip.low, settings.clip.high) == (0.95, 0.9, 0.2, 0.28)
+
+
+def test_the_kept_table_shows_what_grpo_is_told_and_the_installed_defaults() -> None:
+    """`tests/grpo_config_table.py` makes it anew; the column of TRL 0.29.0 needs that version's source and stays as it was read."""
+    kept = {}
+    for line in (grpo_config_table.ROOT / "benchmarks/training/grpo-config.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("| ") and len(cells := [cell.strip() for cell in line.strip("|").split("|")]) == 5 and cells[0] != "argument":
+            kept[cells[0]] = cells[1:]
+    told, now = grpo_config_table.ours(validate(PILOT_RAW)), grpo_config_table.pinned()
+    assert told.keys() <= kept.keys()
+    for name, (ours, recipe, installed, note) in kept.items():
+        if name != "---":
+            assert grpo_config_table.row(name, told, {name: recipe}, now) == f"| {name} | {ours} | {recipe} | {installed} | {note} |"
+    assert kept["use_bias_correction_kl"][:3] == ["false", "false", "true"]

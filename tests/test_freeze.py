@@ -12,6 +12,7 @@ from peft.tuners.lora import LoraLayer
 from transformers import Trainer, get_scheduler
 from transformers.trainer_optimizer import has_mixed_dtensor
 from trl import GRPOConfig, GRPOTrainer
+from trl.kernels import ChunkedLogProbFunction
 from trl.trainer.utils import RepeatSampler
 
 from agentrl import freeze as module
@@ -152,7 +153,11 @@ def defining(thing: Any) -> set[str]:
 
 @pytest.mark.parametrize(
     "thing",
-    [GRPOConfig, GRPOTrainer, RepeatSampler, Trainer, LoraConfig, LoraLayer, get_peft_model, get_scheduler, has_mixed_dtensor],
+    [
+        *(GRPOConfig, GRPOTrainer, RepeatSampler, ChunkedLogProbFunction),
+        *(Trainer, get_scheduler, has_mixed_dtensor),
+        *(LoraConfig, LoraLayer, get_peft_model),
+    ],
     ids=lambda thing: thing.__name__,
 )
 def test_a_training_s_freeze_covers_what_defines_its_loss_and_its_optimizer(thing: Any) -> None:

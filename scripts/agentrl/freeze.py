@@ -21,6 +21,7 @@ UPSTREAM: dict[str, tuple[str, ...]] = {
         "trl/trainer/base_trainer.py",
         "trl/trainer/grpo_config.py",
         "trl/trainer/base_config.py",
+        "trl/kernels/chunked_logprob.py",
         "transformers/training_args.py",
         "transformers/trainer.py",
         "transformers/trainer_optimizer.py",
