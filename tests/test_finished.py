@@ -1,13 +1,16 @@
 """A finished study's folder: refused before the first job where the configuration says so, whatever the plan would make anew."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import micro_study
 import pytest
 
 from agentrl.finished import RECOMPUTED, refusal
+from agentrl.hashing import hash_files
 from agentrl.profile import gpu_rules
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -102,6 +105,26 @@ def test_snakemake_refuses_before_the_first_job(project: Path) -> None:
     replaced = snakemake(project, *changed, "finished=replace")
     assert replaced.returncode == 0, replaced.stdout
     assert trained.read_text(encoding="utf-8") == "2\n"
+
+
+def test_a_finished_micro_study_is_kept(micro: Path, tmp_path: Path) -> None:
+    """The real rules: another setting of the training is refused, another margin of the verdict is not."""
+    own = Path(shutil.copytree(micro, tmp_path / "own", symlinks=True))
+    before = hash_files(own / "results/micro", files(own / "results/micro"))
+    trained = ("--config", "training={kl: 0.1}", "finished=refuse")
+    dry = micro_study.snakemake(own, "-n", *trained)
+    assert "This run would be refused: results/micro holds a finished study" in dry.stdout.splitlines()[-1]
+    done = micro_study.snakemake(own, *trained)
+    assert done.returncode == 1
+    assert "(evaluate_agent, evaluate_retention, merge, preflight, train)" in done.stdout
+    assert hash_files(own / "results/micro", files(own / "results/micro")) == before
+    judged = micro_study.snakemake(own, "-n", "--config", "statistics={margin: 0.1}", "finished=refuse")
+    assert "rule statistics:" in judged.stdout
+    assert "refused" not in judged.stdout
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 def test_another_summary_of_the_same_evidence_is_no_replacement(project: Path) -> None:

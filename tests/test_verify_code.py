@@ -78,6 +78,7 @@ def test_code_that_cannot_be_compared_is_a_note_or_with_strict_a_break(tmp_path:
 FORGED: dict[str, tuple[dict[str, Any], str, str]] = {
     "another file": ({"code": {"train.py": sha256("other\n")}}, "code", "code.train.py"),
     "a file that the commit lacks": ({"code": {"aaa.py": "0" * 64, "train.py": sha256(FILES["train.py"])}}, "code", "code.aaa.py"),
+    "a file the commit lacks, and no digest": ({"code": {"aaa.py": None, "train.py": sha256(FILES["train.py"])}}, "code", "code.aaa.py"),
     "no file": ({"code": {}}, "code", "code"),
     "not its own command": ({"code": {"agentrl/a.py": sha256(FILES["agentrl/a.py"])}}, "code", "code"),
     "a path that leaves scripts": ({"code": {"../secret.txt": sha256("secret\n"), "train.py": sha256(FILES["train.py"])}},

@@ -152,9 +152,8 @@ def check_packages(lock: Path, engine: str, device: str, version: Callable[[str]
     if wrong := [name for name, installed in found.items() if installed.split("+")[0] != asked[name]]:
         named = ", ".join(f"{name} {found[name]} instead of {asked[name]}" for name in wrong)
         without = "; model.engine: transformers does without vLLM" if set(wrong) & set(chosen_from) else ""
-        raise NodeError(f"{here} has {named}, as {lock} pins; {here} -m pip install -r {lock}, name another "
-                        "interpreter or container in profiles/gpu/config.yaml, or the lock of this one "
-                        f"({LOCK_SETTING}){without}")  # fmt: skip
+        raise NodeError(f"{here} has {named}, as {lock} pins; {here} -m pip install -r {lock}, name another interpreter or container in "
+                        f"profiles/gpu/config.yaml, or the lock of this one ({LOCK_SETTING}){without}")  # fmt: skip
     return found
 
 

@@ -242,7 +242,11 @@ def _check_stage_code(file: Path, findings: Findings) -> Iterator[tuple[str, str
         yield "commit", "a commit of this checkout", commit, f"commit {short} is not in this checkout: code not compared"
         return
     for name, digest in code.items():
-        findings.equal("code", file, "", f"code.{name} at commit {commit[:12]}", _committed(commit, name), digest)
+        field, committed = f"code.{name} at commit {commit[:12]}", _committed(commit, name)
+        if committed is None:
+            findings.add("code", file, "", field, "a file below scripts/ of that commit", "none")
+        else:
+            findings.equal("code", file, "", field, committed, digest)
         findings.counts["code files compared"] += 1
 
 
@@ -253,17 +257,17 @@ def _has(commit: str) -> bool:
 
 
 @cache
-def _committed(commit: str, name: str) -> str:
-    """Sha256 of a file below scripts/ as it was committed, or why there is none.
+def _committed(commit: str, name: str) -> str | None:
+    """Sha256 of a file below scripts/ as it was committed; None where there is no such file.
 
     Args:
         commit: hexadecimal digits.
         name: from a folder that somebody may have forged, so no path leaves scripts/ and no string reaches git as an option.
     """
     if not _NAME.fullmatch(name):
-        return "no path of a file below scripts/"
+        return None
     content = _git("show", "--end-of-options", f"{commit}:./{name}")
-    return "no such file" if content is None else hashlib.sha256(content).hexdigest()
+    return None if content is None else hashlib.sha256(content).hexdigest()
 
 
 def _git(*arguments: str) -> bytes | None:
