@@ -101,10 +101,10 @@ def change_called_id(found: Rows) -> None:
     ids[at] = ids[at - 1]
 
 
-def another_kind(found: Rows) -> None:
-    """A mistake under another name: of the same price, so no count tells."""
-    failed = next(call for row in found for call in row["calls"] if call["error"] is not None)
-    failed["error"] = "invalid_json" if failed["error"] != "invalid_json" else "unclosed_call"
+def change_scaffold(study: Path) -> None:
+    """Another level in the frozen tasks, whose lines stay sound."""
+    file = study / "tasks/test/tasks.jsonl"
+    write(file, file.read_text(encoding="utf-8").replace('"scaffold": "expression"', '"scaffold": "none"'))
 
 
 def drop_call(found: Rows) -> None:
@@ -419,9 +419,8 @@ RECOMPUTED: dict[str, tuple[Tamper, str]] = {
     "an arm's verdict": (data("preflight/admitted/pilot.json", put("mixed_groups", lambda old: old - 1)), "preflight"),
     "an arm without a verdict": (lambda s: (s / "preflight/admitted/pilot.json").unlink(), "unreadable"),
     "an arm of another reward": (data("config/arm-placebo.json", put("reward", "binary")), "config"),
-    "scaffold of the tasks": (rows("tasks/test/tasks.jsonl", lambda r: [row.update(scaffold="none") for row in r] and None), "tasks"),
+    "scaffold of the tasks": (change_scaffold, "tasks"),
     "version of a record": (rows(EVALUATION, put("0.version", 1)), "episodes"),
-    "kind of a failed call": (rows(EVALUATION, another_kind), "calls"),
     "scaffold in the limits": (data(SUMMARY, put("limits.5", "No action is scaffolded.")), "summary"),
     **GATES,
     "upstream code of one freeze": (data("freeze/agent-dev.json", put(f"upstream.transformers/cache_utils{DOT}py", "0" * 64)), "freeze"),
