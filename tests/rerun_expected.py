@@ -190,7 +190,9 @@ LATE: dict[str, tuple[str, ...]] = {
     "agentrl/report.py": ("agentrl/templates/summary.md.j2",),
     "agentrl/engine/loading.py": ("agentrl/engine/vllm.py",),  # where it is installed
     "agentrl/engine/forward.py": ("agentrl/engine/attention.py",),  # on a GPU
-    "agentrl/verify/audit.py": ("agentrl/merge.py", "agentrl/policy.py", "agentrl/checkpoint.py"),  # with --checkpoints
+    "agentrl/verify/merges.py": (  # with --checkpoints
+        "agentrl/merge.py", "agentrl/policy.py", "agentrl/checkpoint.py", "agentrl/verify/sums.py",
+    ),
 }
 """Module -> files it reads or imports only when it runs."""
 
