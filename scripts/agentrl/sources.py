@@ -1,15 +1,18 @@
-"""Which source files a command rests on: its own file and everything of this package it imports, followed through the AST.
+"""Which source files a command rests on, and what they mean: its own file and everything of this package it imports.
 
 Snakemake tracks a script by mtime and an imported module not at all, so a rule reads a file of `code_params(...)` (`rules/code.smk`).
-What the AST cannot see is named in `UNSEEN`: data files and engines chosen at run time.
+A module counts by its syntax tree: comments, layout and the formatter's line length are not part of it, so they rerun nothing. Docstrings
+are: those of the tools stand in the prompt. What the tree cannot show is named in `UNSEEN`: data files and templates read at run time.
 """
 
 import ast
 import hashlib
+import inspect
 import json
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 PACKAGE = "agentrl"
@@ -18,6 +21,9 @@ UNSEEN: dict[str, tuple[str, ...]] = {
     "agentrl/report.py": ("agentrl/templates/*",),
 }
 """Files a module reads or imports at run time, as globs under scripts/."""
+_DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+_DIGITS = 16
+"""Of a digest in a rule's params: enough to tell two versions of a file apart."""
 
 
 @cache
@@ -35,29 +41,73 @@ def closure(command: str) -> tuple[str, ...]:
 
 @cache
 def code_digest(command: str) -> str:
-    """Canonical JSON of file -> sha256 over a command's closure, for the record."""
+    """Canonical JSON of file -> sha256 of its bytes over a command's closure: for the record, where it is compared with the commit."""
     return json.dumps({name: hashlib.sha256((SCRIPTS / name).read_bytes()).hexdigest() for name in closure(command)})
 
 
 def code_params(command: str) -> list[str]:
-    """`file sha256` of each file of a command's closure, for the `params` of `rules/code.smk`.
+    """`file digest` of each file of a command's closure, for the `params` of `rules/code.smk`.
 
-    One value per file, because Snakemake names the values that differ: `snakemake -n` then says which file changed. Sixteen digits tell
-    two versions of a file apart; the whole digests stand in the provenance.
+    One value per file, because Snakemake names the values that differ: `snakemake -n` then says which file changed.
     """
-    return [f"{name} {digest[:16]}" for name, digest in json.loads(code_digest(command)).items()]
+    return [f"{name} {meaning(name)[:_DIGITS]}" for name in closure(command)]
+
+
+@cache
+def meaning(name: str) -> str:
+    """Hex digest of what a file below scripts/ says: a module's syntax tree, the data of a JSON file, else its bytes."""
+    path = SCRIPTS / name
+    if path.suffix == ".py":
+        said = "\0".join(_said(_tree(name)))
+    elif path.suffix == ".json":
+        said = json.dumps(json.loads(path.read_text(encoding="utf-8")), ensure_ascii=False)
+    else:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _said(node: ast.AST) -> Iterator[str]:
+    """A syntax tree as words. Not `ast.dump`: its text changes with the version of Python where fields are added, empty ones are no matter.
+
+    Docstrings without their indentation, as `inspect.getdoc` gives them to whoever reads them.
+    """
+    yield type(node).__name__
+    docstring = _docstring(node) if isinstance(node, _DOCUMENTED) else None
+    for field, value in ast.iter_fields(node):
+        if value is None or value == []:
+            continue
+        yield field
+        for part in value if isinstance(value, list) else [value]:
+            if docstring is not None and part is docstring:
+                yield inspect.cleandoc(docstring.value.value)
+            elif isinstance(part, ast.AST):
+                yield from _said(part)
+            else:
+                yield repr(part)
+        yield "."
+
+
+def _docstring(node: Any) -> Any:
+    """The statement that is a node's docstring, or None."""
+    first = node.body[0] if node.body else None
+    text = first.value if isinstance(first, ast.Expr) else None
+    return first if isinstance(text, ast.Constant) and isinstance(text.value, str) else None
+
+
+@cache
+def _tree(name: str) -> ast.Module:
+    return ast.parse((SCRIPTS / name).read_text(encoding="utf-8"))
 
 
 @cache
 def _dependencies(name: str) -> tuple[str, ...]:
-    path = SCRIPTS / name
     unseen = [file for pattern in UNSEEN.get(name, ()) for file in sorted(SCRIPTS.glob(pattern))]
-    modules = _imports(path) if path.suffix == ".py" else ()
+    modules = _imports(_tree(name)) if name.endswith(".py") else ()
     return tuple(file.relative_to(SCRIPTS).as_posix() for file in [*modules, *unseen])
 
 
-def _imports(path: Path) -> Iterator[Path]:
-    for node in _statements(ast.parse(path.read_text(encoding="utf-8"))):
+def _imports(tree: ast.Module) -> Iterator[Path]:
+    for node in _statements(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield from _files(alias.name)
