@@ -65,7 +65,8 @@ class PlanView(logging.Filter):
         reason = found["reason"].replace(f"{self.root}/", "")
         if found["rule_name"] == TARGET or (SMALL.fullmatch(found["rule_name"]) and not _CHANGED.search(reason)):
             return False
-        _say(record, f"{label(found["rule_name"], found["wildcards"])}: {shorter(reason)}")
+        job = label(found["rule_name"], found["wildcards"])
+        _say(record, f"{job}: {shorter(reason)}")
         return True
 
 
