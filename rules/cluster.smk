@@ -1,7 +1,7 @@
 # GPU rules away from this machine: the Python they start, and no second writer beside the jobs of a snakemake that was killed.
 import os
 
-from agentrl import profile, slurm
+from agentrl.cluster import profile, slurm
 
 # Text of a rule is a rerun trigger, the value of a global in it is not: another interpreter or container reruns nothing.
 GPU_PYTHON = os.environ.get(profile.GPU_PYTHON, "python")

@@ -1,13 +1,16 @@
 # What every rule file uses: the validated study, its section files, code digests, wildcard constraints.
 import json
+import os
 import sys
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
 
 sys.path.insert(0, str(Path(workflow.basedir) / "scripts"))
-from agentrl import config as study_config, sections as study_sections, strictyaml
-from agentrl.sources import code_params
+from agentrl.evidence.section import ConfigError, merge
+from agentrl.study import config as study_config, plan_view, sections as study_sections, strictyaml
+from agentrl.evidence.sources import code_params
 
 
 # Rules say `python`: the interpreter Snakemake itself runs under. As a prefix it is no part of a rule, so moving .venv reruns nothing.
@@ -19,16 +22,18 @@ def validated():
     settings = workflow.config_settings
     try:
         raw = strictyaml.read_yaml(Path(workflow.basedir) / "config.yaml", *settings.configfiles)
-        study = study_config.validate(study_config.merge(raw, strictyaml.retype(settings.config or {})))
+        study = study_config.validate_study(merge(raw, strictyaml.retype(settings.config or {})))
         study_sections.check_taken_over(study)
         return study
-    except study_config.ConfigError as error:
+    except ConfigError as error:
         raise WorkflowError(str(error)) from None
 
 
 STUDY = validated()
 SECTIONS = study_sections.sections(STUDY)
 R = f"results/{STUDY.study}"
+if os.environ.get(plan_view.SWITCH) != "all":
+    logger.addFilter(plan_view.PlanView(R, workflow))
 # Sorted: which arms, seeds and splits there are is a set, and the order in which somebody wrote them down reruns nothing.
 CANDIDATES = [f"{arm}/seed-{seed}" for arm in sorted(STUDY.arms) for seed in sorted(STUDY.training.seeds)]
 MEASURES = [*(f"agent-{split}" for split in sorted(STUDY.evaluation.splits)), "retention"]

@@ -1,7 +1,7 @@
 # A finished study's folder may be kept from being written again: refused before the first job, and said at the end of a dry run.
 import atexit
 
-from agentrl.finished import refusal
+from agentrl.study.finished import refusal
 
 
 def refused():

@@ -1,5 +1,5 @@
 # The start policy of a real study: a checkpoint that exists already. Its content counts, whatever its path and time stamps.
-from agentrl.checkpoint import start_params
+from agentrl.policy.files import start_params
 
 
 rule start:

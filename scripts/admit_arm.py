@@ -3,7 +3,12 @@
 import argparse
 from pathlib import Path
 
-from agentrl import config, manifest, preflight, trajectory
+from agentrl.evidence.files import check_files, read_json, write_json
+from agentrl.evidence.section import validate
+from agentrl.evidence.stage import run_command
+from agentrl.rollout import trajectory
+from agentrl.training import preflight
+from agentrl.training.settings import Arm, Preflight, Reward, TrainingSettings
 
 
 def main() -> None:
@@ -14,16 +19,16 @@ def main() -> None:
     parser.add_argument("--preflight", type=Path, required=True, help="the preflight's manifest.json")
     parser.add_argument("--out", type=Path, required=True, help="preflight/admitted/{arm}.json")
     args = parser.parse_args()
-    recorded = manifest.read_json(args.preflight)
-    manifest.check_files(args.preflight.parent, recorded["outputs"], args.preflight)
+    recorded = read_json(args.preflight)
+    check_files(args.preflight.parent, recorded["outputs"], args.preflight)
     origin = str(args.preflight)
-    arm = config.validate(manifest.read_json(args.arm_section), config.Arm, str(args.arm_section))
-    section = config.validate(recorded["config"]["preflight"], config.Preflight, origin)
-    base = config.validate(recorded["config"]["training"], config.TrainingSettings, origin)
-    weights = config.validate(recorded["config"]["reward"], config.Reward, origin)
+    arm = validate(read_json(args.arm_section), Arm, str(args.arm_section))
+    section = validate(recorded["config"]["preflight"], Preflight, origin)
+    base = validate(recorded["config"]["training"], TrainingSettings, origin)
+    weights = validate(recorded["config"]["reward"], Reward, origin)
     episodes = list(trajectory.read(args.preflight.parent / "episodes.jsonl"))
-    manifest.write_json(args.out, preflight.verdict(episodes, args.arm, arm, section, base, weights))
+    write_json(args.out, preflight.verdict(episodes, args.arm, arm, section, base, weights))
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

@@ -4,9 +4,10 @@ import argparse
 import shutil
 from pathlib import Path
 
-from agentrl import manifest
-from agentrl.adoption import Earlier
-from agentrl.hashing import sha256
+from agentrl.evaluation.adoption import Earlier
+from agentrl.evidence.files import read_json
+from agentrl.evidence.hashing import sha256
+from agentrl.evidence.stage import open_stage, run_command
 
 
 def main() -> None:
@@ -20,7 +21,7 @@ def main() -> None:
     data.add_argument("--tasks", type=Path, help="this study's tasks of the split")
     data.add_argument("--items", type=Path, help="this study's retention items")
     args = parser.parse_args()
-    with manifest.stage(args.out, "adopt_baseline.py") as stage:
+    with open_stage(args.out, "adopt_baseline.py") as stage:
         earlier = Earlier(args.earlier, args.out.name)
         given = {"policy": args.policy, "freeze": args.freeze, "tasks": args.tasks, "items": args.items}
         records = earlier.check({role: path for role, path in given.items() if path is not None})
@@ -30,11 +31,11 @@ def main() -> None:
         stage.measured["adopted"] = {
             "study": args.earlier.name,
             "manifest": sha256(earlier.folder / "manifest.json"),
-            "provenance": manifest.read_json(ran) if ran.is_file() else None,
+            "provenance": read_json(ran) if ran.is_file() else None,
         }
         stage.take_over(earlier.folder / "manifest.json")
         print(f"{earlier.folder}: taken over, {', '.join(records)} and manifest.json as they are", flush=True)
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

@@ -18,13 +18,14 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experi
 
 import torch
 
-from agentrl import config, manifest
 from agentrl.benchmark import decoding, limit, profile, training
 from agentrl.benchmark.result import Result
 from agentrl.benchmark.scale import FULL, SMALL, Scale, make_checkpoint
-from agentrl.engine.base import Engine
-from agentrl.policy import load_model
-from agentrl.strictyaml import read_yaml
+from agentrl.evidence.stage import run_command
+from agentrl.policy.loading import load_model
+from agentrl.rollout.sampler import Engine
+from agentrl.study.config import validate_study
+from agentrl.study.strictyaml import read_yaml
 
 ROOT = Path(__file__).parents[1]
 
@@ -61,7 +62,7 @@ class Bench:
 
     def __init__(self, scale: Scale, tokenizer: Path, folder: Path, out: Path, merge: bool) -> None:
         self.scale, self.folder = scale, folder
-        self.study = config.validate(read_yaml(ROOT / "config.yaml"))
+        self.study = validate_study(read_yaml(ROOT / "config.yaml"))
         self.parameters = make_checkpoint(scale, tokenizer, folder)
         sizes = {name: getattr(scale, name) for name in ("prompt", "new", "budget", "steps", "shape")}
         settings = {"parameters": self.parameters, **sizes, "decoding": self.study.decoding.model_dump()}
@@ -145,4 +146,4 @@ def summary(facts: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

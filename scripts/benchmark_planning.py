@@ -19,7 +19,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from agentrl import manifest, provenance
+from agentrl.evidence import provenance
+from agentrl.evidence.files import write_json, write_text
+from agentrl.evidence.stage import run_command
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("Snakefile", "rules", "scripts", "config.yaml", "profiles", "envs", "tests/micro.yaml", "tests/data")
@@ -51,8 +53,8 @@ def main() -> None:
     text = table(result)
     print(text)
     if args.out:
-        manifest.write_json(args.out / "planning.json", result)
-        manifest.write_text(args.out / "planning.md", text)
+        write_json(args.out / "planning.json", result)
+        write_text(args.out / "planning.md", text)
 
 
 def fake_project(target: Path) -> Path:
@@ -76,7 +78,7 @@ def study(target: Path, arms: int, seeds: int) -> Path:
     fake_project(target)
     named = {"pilot": {"reward": "shaped"}, "placebo": {"reward": "random"}}
     named |= {f"arm-{number}": {"reward": "shaped", "training": {"learning_rate": number * 1e-6}} for number in range(1, arms - 1)}
-    manifest.write_json(target / "size.yaml", {"study": "size", "arms": named, "training": {"seeds": list(range(1, seeds + 1))}})
+    write_json(target / "size.yaml", {"study": "size", "arms": named, "training": {"seeds": list(range(1, seeds + 1))}})
     return target
 
 
@@ -147,4 +149,4 @@ def table(result: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

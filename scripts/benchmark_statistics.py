@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from agentrl.inference import crossed_bootstrap, two_way_mean
-from agentrl.noninferiority import non_inferiority
-from agentrl.power import Design, assumed_spread, sentences
-from agentrl.scores import pass_hat_k, seed_differences
-from agentrl.statistics import item_bootstrap, sign_flip
+from agentrl.statistics.noninferiority import non_inferiority
+from agentrl.statistics.paired import item_bootstrap, sign_flip
+from agentrl.statistics.power import Design, assumed_spread, sentences
+from agentrl.statistics.scores import pass_hat_k, seed_differences
+from agentrl.statistics.two_way import crossed_bootstrap, two_way_mean
 
 ITEMS, TRIALS, SEEDS = 250, 16, 5
 RESAMPLES = 10_000

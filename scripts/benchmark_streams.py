@@ -8,10 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from agentrl import config, evaluation, manifest, policy, retention, tasks
-from agentrl.engine.base import Engine, Request, Sample
 from agentrl.engine.loading import open_engine
-from agentrl.rollout import Rollout
+from agentrl.evaluation import retention
+from agentrl.evaluation.agent import episodes
+from agentrl.evaluation.settings import Retention
+from agentrl.evidence.files import read_json, write_json, write_text
+from agentrl.evidence.section import validate
+from agentrl.evidence.stage import run_command
+from agentrl.policy.loading import check_policy
+from agentrl.policy.settings import Model
+from agentrl.rollout.loop import Rollout
+from agentrl.rollout.sampler import Engine, Request, Sample
+from agentrl.rollout.settings import Decoding, Protocol
+from agentrl.tasks.families import read_tasks
 
 KEYS = {"with the step": (0, 32), "shared": (None, None)}  # the step in the start's and in a candidate's
 HEAD = """{seeds} decoding seeds ({first} to {last}), one trial each; means over seeds. Change: candidate - start in items.
@@ -41,11 +50,11 @@ class Policy:
     """One policy of a study, sampled anew under any decoding seed and either kind of key."""
 
     def __init__(self, study: Path, of: Path) -> None:
-        kinds = {"model": config.Model, "decoding": config.Decoding, "protocol": config.Protocol, "retention": config.Retention}
-        read = {name: config.validate(manifest.read_json(study / f"config/{name}.json"), kind) for name, kind in kinds.items()}
+        kinds = {"model": Model, "decoding": Decoding, "protocol": Protocol, "retention": Retention}
+        read = {name: validate(read_json(study / f"config/{name}.json"), kind) for name, kind in kinds.items()}
         self.protocol, self.asked = read["protocol"], read["retention"]
-        self.tasks, self.items = tasks.read_tasks(study / "tasks/test/tasks.jsonl"), retention.read_items(study / "retention/items.jsonl")
-        folder, _ = policy.check_policy(of / "manifest.json")
+        self.tasks, self.items = read_tasks(study / "tasks/test/tasks.jsonl"), retention.read_items(study / "retention/items.jsonl")
+        folder, _ = check_policy(of / "manifest.json")
         self.acting, self.chat = open_engine(folder, read["model"], read["decoding"])
         self.answering, _ = open_engine(folder, read["model"], self.asked.decoding)
 
@@ -55,7 +64,7 @@ class Policy:
         engine = chosen if step is None else ByStep(chosen, step)
         if measure == "agent-test":
             rollout = Rollout(engine, self.chat, self.protocol)
-            played = evaluation.episodes(rollout, self.tasks, 1, len(self.tasks), "any", 0, seed)
+            played = episodes(rollout, self.tasks, 1, len(self.tasks), "any", 0, seed)
             return "".join(str(int(episode.outcome.strict)) for batch in played for episode in batch)
         asked = self.asked.model_copy(update={"decoding": self.asked.decoding.model_copy(update={"seed": seed})})
         answered = retention.answers(engine, self.chat, self.items, asked, "any", 0)
@@ -95,9 +104,9 @@ def main() -> None:
     args = parser.parse_args()
     found = list(measure_all(args.study, args.seeds))
     head = HEAD.format(seeds=len(args.seeds), first=min(args.seeds), last=max(args.seeds), study=args.study)
-    manifest.write_text(args.out.with_suffix(".md"), head + "".join(map(line, found)))
-    manifest.write_json(args.out.with_suffix(".json"), {"study": args.study.name, "seeds": args.seeds, "rows": found})
+    write_text(args.out.with_suffix(".md"), head + "".join(map(line, found)))
+    write_json(args.out.with_suffix(".json"), {"study": args.study.name, "seeds": args.seeds, "rows": found})
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

@@ -17,18 +17,25 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from agentrl import config, evaluation, freeze, manifest, retention, tasks, trajectory
-from agentrl.engine.base import Request
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.expert import calculator_call, encode_turn
-from agentrl.health import StepRecord, group_advantages
-from agentrl.protocol import ChatProtocol, load_tokenizer
-from agentrl.reward import shaped
-from agentrl.rollout import Rollout
-from agentrl.sections import canonical, sections
-from agentrl.strictyaml import read_yaml
-from agentrl.tasks import Task
-from agentrl.trajectory import Key, Trajectory
+from agentrl.evaluation import retention
+from agentrl.evaluation.agent import episodes, measures
+from agentrl.evidence import freeze
+from agentrl.evidence.files import read_json, write_json, write_text
+from agentrl.evidence.section import merge
+from agentrl.evidence.stage import Stage, run_command
+from agentrl.rollout import trajectory
+from agentrl.rollout.chat import ChatProtocol, load_tokenizer
+from agentrl.rollout.loop import Rollout
+from agentrl.rollout.sampler import Request
+from agentrl.rollout.trajectory import Key, Trajectory
+from agentrl.study.config import validate_study
+from agentrl.study.sections import canonical, sections
+from agentrl.study.strictyaml import read_yaml
+from agentrl.tasks.families import Task, generate, lookup_call, write_tasks
+from agentrl.training.expert import calculator_call, encode_turn
+from agentrl.training.health import StepRecord, group_advantages
+from agentrl.training.reward import shaped
 from agentrl.verify.replay import runs
 
 CANDIDATE = "pilot/seed-42"
@@ -53,7 +60,7 @@ def main() -> None:
             print(json.dumps(rows[-1]), flush=True)
     result = {"rows": rows, "machine": platform.platform(), "cpus": os.cpu_count(), "python": platform.python_version()}
     if args.out:
-        manifest.write_json(args.out / "verify.json", result)
+        write_json(args.out / "verify.json", result)
 
 
 def measure(study: Path) -> dict[str, Any]:
@@ -80,10 +87,10 @@ class Synthetic:
     def __init__(self, study: Path, tokenizer: Path, scale: int) -> None:
         raw = read_yaml(Path(__file__).parents[1] / "config.yaml")
         changes = {"training": {"steps": 16 * scale}, "evaluation": {"splits": ["test"], "trials": scale}, "arms": {"placebo": None}}
-        merged = config.merge(raw, changes)
+        merged = merge(raw, changes)
         merged["arms"] = {"pilot": raw["arms"]["pilot"]}
         merged["retention"] |= {"source": "word-problems", "items": 64 * scale}
-        self.study, self.settings = study, config.validate(merged)
+        self.study, self.settings = study, validate_study(merged)
         self.sections = sections(self.settings)
         self.source, self.chat = tokenizer, ChatProtocol(load_tokenizer(tokenizer))
         self.rollout = Rollout(ScriptedEngine(self._speak, self.chat.stop_ids), self.chat, self.settings.protocol)
@@ -92,7 +99,7 @@ class Synthetic:
     def make(self) -> None:
         """Write every folder of the study."""
         for name, content in self.sections.items():
-            manifest.write_text(self.study / "config" / f"{name}.json", canonical(content))
+            write_text(self.study / "config" / f"{name}.json", canonical(content))
         self._start()
         self._tasks()
         self._freezes()
@@ -102,9 +109,9 @@ class Synthetic:
             self._answers(policy, steps)
         self._statistics()
 
-    def _stage(self, folder: str, command: str) -> manifest.Stage:
+    def _stage(self, folder: str, command: str) -> Stage:
         (self.study / folder).mkdir(parents=True, exist_ok=True)
-        return manifest.Stage(self.study / folder, command)
+        return Stage(self.study / folder, command)
 
     def _start(self) -> None:
         stage = self._stage("start", "record_start.py")
@@ -118,9 +125,9 @@ class Synthetic:
     def _tasks(self) -> None:
         for split in ("train", "test"):
             stage = self._stage(f"tasks/{split}", "generate_tasks.py")
-            found = tasks.generate(self.settings.tasks, split, getattr(self.settings.tasks.splits, split))
+            found = generate(self.settings.tasks, split, getattr(self.settings.tasks.splits, split))
             self.known |= {task.id: task for task in found}
-            tasks.write_tasks(stage.folder / "tasks.jsonl", found)
+            write_tasks(stage.folder / "tasks.jsonl", found)
             section = self.study / f"config/tasks-{split}.json"
             stage.manifest({"section": section}, ["tasks.jsonl"], self.sections[f"tasks-{split}"], {"tasks": len(found)})
         stage = self._stage("retention", "freeze_retention_items.py")
@@ -141,7 +148,7 @@ class Synthetic:
             folders = {"tokenizer": (folder, sorted(p.name for p in folder.iterdir()))}
             folders |= {"start": (folder, [])} if stage == "train" else {}
             content = freeze.freeze(stage, {"data": data}, folders, {name: self.sections[name] for name in wanted})
-            manifest.write_json(self.study / f"freeze/{stage}.json", content)
+            write_json(self.study / f"freeze/{stage}.json", content)
 
     def _training(self) -> None:
         settings, seed = self.settings.training, 42
@@ -160,7 +167,7 @@ class Synthetic:
             steps.append(StepRecord.of(batch, settings.group_size))
         with open(stage.folder / "episodes.jsonl", "w", encoding="utf-8") as stream:
             trajectory.append(stream, records)
-        manifest.write_text(stage.folder / "steps.jsonl", "".join(json.dumps(asdict(s)) + "\n" for s in steps))
+        write_text(stage.folder / "steps.jsonl", "".join(json.dumps(asdict(s)) + "\n" for s in steps))
         facts = {
             "policy": CANDIDATE,
             "engine": "scripted",
@@ -173,7 +180,7 @@ class Synthetic:
             "strict_success": sum(t.outcome.strict for t in records),
             "mean_reward": round(sum(t.reward or 0.0 for t in records) / len(records), 6),
         }
-        frozen = manifest.read_json(self.study / "freeze/train.json")["config"]
+        frozen = read_json(self.study / "freeze/train.json")["config"]
         files = {
             "start": "start/manifest.json",
             "tasks": "tasks/train/tasks.jsonl",
@@ -196,24 +203,24 @@ class Synthetic:
         trials = self.settings.evaluation.trials
         played: list[Trajectory] = []
         with open(stage.folder / "episodes.jsonl", "w", encoding="utf-8") as stream:
-            for batch in evaluation.episodes(self.rollout, split, trials, 32, policy, steps, self.settings.decoding.seed):
+            for batch in episodes(self.rollout, split, trials, 32, policy, steps, self.settings.decoding.seed):
                 trajectory.append(stream, batch)
                 played += batch
         freeze_file = self.study / "freeze/agent-test.json"
         inputs = {"policy": self._model(policy), "freeze": freeze_file, "tasks": self.study / "tasks/test/tasks.jsonl"}
-        facts = {"policy": policy, "engine": "scripted", "counts": evaluation.measures(played, len(split) * trials)}
-        stage.manifest(inputs, ["episodes.jsonl"], manifest.read_json(freeze_file)["config"], facts)
+        facts = {"policy": policy, "engine": "scripted", "counts": measures(played, len(split) * trials)}
+        stage.manifest(inputs, ["episodes.jsonl"], read_json(freeze_file)["config"], facts)
 
     def _answers(self, policy: str, steps: int) -> None:
         stage = self._stage(f"policies/{policy}/retention", "evaluate_retention.py")
         engine = ScriptedEngine(lambda _: self._turn("<answer>4</answer>"), self.chat.stop_ids)
         found = [a for batch in retention.answers(engine, self.chat, self.items, self.settings.retention, policy, steps) for a in batch]
         lines = (json.dumps(asdict(answer), sort_keys=True) + "\n" for answer in found)
-        manifest.write_text(stage.folder / "answers.jsonl", "".join(lines))
+        write_text(stage.folder / "answers.jsonl", "".join(lines))
         freeze_file = self.study / "freeze/retention.json"
         inputs = {"policy": self._model(policy), "freeze": freeze_file, "items": self.study / "retention/items.jsonl"}
         facts = {"policy": policy, "engine": "scripted", "counts": retention.measures(found, len(self.items))}
-        stage.manifest(inputs, ["answers.jsonl"], manifest.read_json(freeze_file)["config"], facts)
+        stage.manifest(inputs, ["answers.jsonl"], read_json(freeze_file)["config"], facts)
 
     def _statistics(self) -> None:
         evaluated = [self.study / f"policies/{p}/{m}/manifest.json" for p in ("baseline", CANDIDATE) for m in ("agent-test", "retention")]
@@ -229,8 +236,8 @@ class Synthetic:
         task = self.known[str(name)]
         first, second = task.facts.values()
         last = f"<answer>{task.answer}</answer>" if int(trial) % 2 == 0 else "fertig"
-        return self._turn((tasks.lookup_call(task.record_id), calculator_call(f"{first} * {second}"), last)[int(turn)])
+        return self._turn((lookup_call(task.record_id), calculator_call(f"{first} * {second}"), last)[int(turn)])
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

@@ -3,7 +3,11 @@
 import argparse
 from pathlib import Path
 
-from agentrl import comparison, config, manifest, verdict
+from agentrl.evidence.files import read_json, write_json
+from agentrl.evidence.section import validate
+from agentrl.evidence.stage import open_stage, run_command
+from agentrl.judgement import comparison, verdict
+from agentrl.judgement.settings import Statistics
 
 
 def main() -> None:
@@ -15,12 +19,12 @@ def main() -> None:
     parser.add_argument("--section", type=Path, required=True, help="config/statistics.json")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    with manifest.stage(args.out, "compare.py") as stage:
-        settings = config.validate(manifest.read_json(args.section), config.Statistics, str(args.section))
+    with open_stage(args.out, "compare.py") as stage:
+        settings = validate(read_json(args.section), Statistics, str(args.section))
         evaluations = comparison.load_study(file.parent for file in args.evaluations)
-        manifest.write_json(args.out / "comparison.json", comparison.compare_study(evaluations, settings))
+        write_json(args.out / "comparison.json", comparison.compare_study(evaluations, settings))
         scores = {key: evaluation.scores for key, evaluation in evaluations.items()}
-        manifest.write_json(args.out / "verdict.json", verdict.judge(scores, args.placebos, settings))
+        write_json(args.out / "verdict.json", verdict.judge(scores, args.placebos, settings))
         inputs = {"/".join(key): file for key, file in zip(evaluations, args.evaluations, strict=True)}
         if args.selection is not None:
             inputs["selection"] = args.selection
@@ -28,4 +32,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

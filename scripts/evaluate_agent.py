@@ -4,11 +4,19 @@ import argparse
 import time
 from pathlib import Path
 
-from agentrl import config, evaluation, ledger, manifest, policy, tasks, trajectory
 from agentrl.engine.loading import measured, open_engine
-from agentrl.freeze import Frozen
-from agentrl.hashing import sha256
-from agentrl.rollout import Rollout
+from agentrl.evaluation.agent import episodes, measures
+from agentrl.evaluation.settings import EvaluationShape
+from agentrl.evidence import ledger
+from agentrl.evidence.freeze import Frozen
+from agentrl.evidence.hashing import sha256
+from agentrl.evidence.stage import open_stage, run_command
+from agentrl.policy.loading import check_policy
+from agentrl.policy.settings import Model
+from agentrl.rollout import trajectory
+from agentrl.rollout.loop import Rollout
+from agentrl.rollout.settings import Decoding, Protocol
+from agentrl.tasks.families import read_tasks
 
 
 def main() -> None:
@@ -22,24 +30,24 @@ def main() -> None:
     parser.add_argument("--ledger", type=Path, help="results/ledger.jsonl; the look is recorded there")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    with manifest.stage(args.out, "evaluate_agent.py") as stage:
+    with open_stage(args.out, "evaluate_agent.py") as stage:
         frozen = Frozen(args.freeze)
-        folder, recorded = policy.check_policy(args.policy)
+        folder, recorded = check_policy(args.policy)
         frozen.check({"data": args.tasks}, {"tokenizer": folder})
-        split = tasks.read_tasks(args.tasks)
-        decoding, settings = frozen.section("decoding", config.Decoding), frozen.section("evaluation", config.EvaluationShape)
-        engine, chat = open_engine(folder, frozen.section("model", config.Model), decoding)
-        rollout = Rollout(engine, chat, frozen.section("protocol", config.Protocol))
+        split = read_tasks(args.tasks)
+        decoding, settings = frozen.section("decoding", Decoding), frozen.section("evaluation", EvaluationShape)
+        engine, chat = open_engine(folder, frozen.section("model", Model), decoding)
+        rollout = Rollout(engine, chat, frozen.section("protocol", Protocol))
         began, played = time.monotonic(), []
         with open(args.out / "episodes.jsonl", "w", encoding="utf-8") as stream:
-            queue = evaluation.episodes(rollout, split, settings.trials, settings.batch_size, args.name, recorded["steps"], decoding.seed)
+            queue = episodes(rollout, split, settings.trials, settings.batch_size, args.name, recorded["steps"], decoding.seed)
             for batch in queue:
                 trajectory.append(stream, batch)
                 played += batch
                 done = sum(t.outcome.strict for t in played)
                 print(f"{args.name}: {len(played)} of {len(split) * settings.trials} episodes, {done} strict", flush=True)
         seconds = time.monotonic() - began
-        counts = evaluation.measures(played, len(split) * settings.trials)
+        counts = measures(played, len(split) * settings.trials)
         stage.measured = measured(engine, counts["assistant_tokens"], seconds)
         inputs = {"policy": args.policy, "freeze": args.freeze, "tasks": args.tasks}
         stage.manifest(inputs, ["episodes.jsonl"], frozen.content["config"], {"policy": args.name, "engine": engine.name, "counts": counts})
@@ -49,4 +57,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

@@ -6,9 +6,13 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from agentrl import config, manifest, policy, retention
 from agentrl.engine.loading import measured, open_engine
-from agentrl.freeze import Frozen
+from agentrl.evaluation import retention
+from agentrl.evaluation.settings import Retention
+from agentrl.evidence.freeze import Frozen
+from agentrl.evidence.stage import open_stage, run_command
+from agentrl.policy.loading import check_policy
+from agentrl.policy.settings import Model
 
 
 def main() -> None:
@@ -20,12 +24,12 @@ def main() -> None:
     parser.add_argument("--freeze", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    with manifest.stage(args.out, "evaluate_retention.py") as stage:
+    with open_stage(args.out, "evaluate_retention.py") as stage:
         frozen = Frozen(args.freeze)
-        folder, recorded = policy.check_policy(args.policy)
+        folder, recorded = check_policy(args.policy)
         frozen.check({"data": args.items}, {"tokenizer": folder})
-        items, section = retention.read_items(args.items), frozen.section("retention", config.Retention)
-        engine, chat = open_engine(folder, frozen.section("model", config.Model), section.decoding)
+        items, section = retention.read_items(args.items), frozen.section("retention", Retention)
+        engine, chat = open_engine(folder, frozen.section("model", Model), section.decoding)
         began, answered = time.monotonic(), []
         with open(args.out / "answers.jsonl", "w", encoding="utf-8") as stream:
             for batch in retention.answers(engine, chat, items, section, args.name, recorded["steps"]):
@@ -40,4 +44,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

@@ -3,9 +3,13 @@
 import argparse
 from pathlib import Path
 
-from agentrl import config, manifest, recorded, retention
 from agentrl.demo import wordproblems
-from agentrl.hashing import sha256
+from agentrl.evaluation import recorded, retention
+from agentrl.evaluation.settings import Retention
+from agentrl.evidence.files import read_json
+from agentrl.evidence.hashing import sha256
+from agentrl.evidence.section import validate
+from agentrl.evidence.stage import open_stage, run_command
 
 
 def main() -> None:
@@ -16,8 +20,8 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True, help="folder that keeps a fetched source")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    with manifest.stage(args.out, "freeze_retention_items.py") as stage:
-        section = config.validate(manifest.read_json(args.section), config.Retention, str(args.section))
+    with open_stage(args.out, "freeze_retention_items.py") as stage:
+        section = validate(read_json(args.section), Retention, str(args.section))
         items = source_items(section, args.cache)
         items = recorded.named(items, args.ids_from, section) if args.ids_from else retention.select(items, section)
         retention.write_items(args.out / "items.jsonl", items)
@@ -25,7 +29,7 @@ def main() -> None:
         stage.manifest({"section": args.section}, ["items.jsonl"], section.model_dump(mode="json"), facts)
 
 
-def source_items(section: config.Retention, cache: Path) -> list[retention.Item]:
+def source_items(section: Retention, cache: Path) -> list[retention.Item]:
     """Every item of the configured source."""
     if section.source == "mgsm":
         return retention.mgsm_items(section.path, cache)
@@ -33,4 +37,4 @@ def source_items(section: config.Retention, cache: Path) -> list[retention.Item]
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

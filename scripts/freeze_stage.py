@@ -3,7 +3,11 @@
 import argparse
 from pathlib import Path
 
-from agentrl import freeze, manifest, policy
+from agentrl.evidence import freeze
+from agentrl.evidence.files import read_json, write_json
+from agentrl.evidence.stage import run_command
+from agentrl.policy.files import TOKENIZER_FILES
+from agentrl.policy.loading import check_checkpoint, check_policy
 
 
 def main() -> None:
@@ -16,14 +20,14 @@ def main() -> None:
     parser.add_argument("--sections", type=Path, nargs="+", required=True, help="config/{section}.json files")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    folder, _ = policy.check_policy(args.start)
-    folders = {"tokenizer": (folder, freeze.present(folder, policy.TOKENIZER_FILES))}
+    folder, _ = check_policy(args.start)
+    folders = {"tokenizer": (folder, freeze.present(folder, TOKENIZER_FILES))}
     if args.stage == "train":
-        folders["start"] = (folder, policy.check_checkpoint(folder))
+        folders["start"] = (folder, check_checkpoint(folder))
     files = {"data": args.data} | ({"baseline": args.baseline} if args.baseline else {})
-    config = {path.stem: manifest.read_json(path) for path in args.sections}
-    manifest.write_json(args.out, freeze.freeze(args.stage, files, folders, config))
+    config = {path.stem: read_json(path) for path in args.sections}
+    write_json(args.out, freeze.freeze(args.stage, files, folders, config))
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

@@ -3,7 +3,11 @@
 import argparse
 from pathlib import Path
 
-from agentrl import config, manifest, tasks
+from agentrl.evidence.files import read_json
+from agentrl.evidence.section import validate
+from agentrl.evidence.stage import open_stage, run_command
+from agentrl.tasks.families import generate, write_tasks
+from agentrl.tasks.settings import TaskSplit
 
 
 def main() -> None:
@@ -13,12 +17,12 @@ def main() -> None:
     parser.add_argument("--split", required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder of the split")
     args = parser.parse_args()
-    with manifest.stage(args.out, "generate_tasks.py") as stage:
-        section = config.validate(manifest.read_json(args.section), config.TaskSplit, str(args.section))
-        generated = tasks.generate(section, args.split, section.count)
-        tasks.write_tasks(args.out / "tasks.jsonl", generated)
+    with open_stage(args.out, "generate_tasks.py") as stage:
+        section = validate(read_json(args.section), TaskSplit, str(args.section))
+        generated = generate(section, args.split, section.count)
+        write_tasks(args.out / "tasks.jsonl", generated)
         stage.manifest({"section": args.section}, ["tasks.jsonl"], section.model_dump(mode="json"), {"tasks": len(generated)})
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

@@ -3,8 +3,10 @@
 import argparse
 from pathlib import Path
 
-from agentrl import manifest, node
-from agentrl.provenance import environment
+from agentrl.cluster import node
+from agentrl.evidence.files import read_json, write_json
+from agentrl.evidence.provenance import environment
+from agentrl.evidence.stage import open_stage, run_command
 
 
 def main() -> None:
@@ -15,13 +17,13 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=int, required=True, help="merged checkpoints that the study writes")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    with manifest.stage(args.out, "gpu_preflight.py"):
-        section = manifest.read_json(args.section)
+    with open_stage(args.out, "gpu_preflight.py"):
+        section = read_json(args.section)
         report = node.check(section, args.lock, args.out, args.checkpoints)
         judged = {"model": section, "checkpoints": args.checkpoints, "environment": environment()}
-        manifest.write_json(args.out / "report.json", report | judged)
+        write_json(args.out / "report.json", report | judged)
         print(node.sentence(report, args.lock))
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

@@ -6,11 +6,14 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 
-from agentrl import manifest, policy, recorded, retention
-from agentrl.config import Model
-from agentrl.engine.selection import allowed
-from agentrl.freeze import Frozen
-from agentrl.protocol import ChatProtocol, load_tokenizer
+from agentrl.engine.choice import allowed
+from agentrl.evaluation import recorded, retention
+from agentrl.evidence.files import write_text
+from agentrl.evidence.freeze import Frozen
+from agentrl.evidence.stage import open_stage, run_command
+from agentrl.policy.loading import check_policy
+from agentrl.policy.settings import Model
+from agentrl.rollout.chat import ChatProtocol, load_tokenizer
 
 
 def main() -> None:
@@ -22,9 +25,9 @@ def main() -> None:
     parser.add_argument("--freeze", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    with manifest.stage(args.out, "import_retention.py") as stage:
+    with open_stage(args.out, "import_retention.py") as stage:
         frozen = Frozen(args.freeze)
-        folder, start = policy.check_policy(args.policy)
+        folder, start = check_policy(args.policy)
         frozen.check({"data": args.items, "baseline": args.recorded}, {"tokenizer": folder})
         chat = ChatProtocol(load_tokenizer(folder))
         items = retention.read_items(args.items)
@@ -32,7 +35,7 @@ def main() -> None:
         engines = allowed(frozen.section("model", Model))  # which of them candidates will use, only their machine knows; comparison checks
         answers = source.answers(source.content.engine if source.content.engine in engines else engines[0])
         lines = [json.dumps(asdict(answer), sort_keys=True, separators=(",", ":")) + "\n" for answer in answers]
-        manifest.write_text(args.out / "answers.jsonl", "".join(lines))
+        write_text(args.out / "answers.jsonl", "".join(lines))
         shutil.copyfile(args.recorded, args.out / recorded.NAME)
         inputs = {"policy": args.policy, "freeze": args.freeze, "items": args.items, "recorded": args.recorded}
         counts = retention.measures(answers, len(items))
@@ -42,4 +45,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import torch
 
-from agentrl import config, manifest, merge, policy, trajectory
+from agentrl.evidence.files import check_files, read_json, write_json
+from agentrl.evidence.section import validate
+from agentrl.evidence.stage import open_stage, run_command
+from agentrl.policy import merge
+from agentrl.policy.files import CHECKPOINT
+from agentrl.policy.loading import check_checkpoint, check_policy
+from agentrl.policy.settings import Model
+from agentrl.rollout import trajectory
 
 
 def main() -> None:
@@ -17,13 +24,13 @@ def main() -> None:
     parser.add_argument("--model-section", type=Path, required=True, help="config/model.json")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    with manifest.stage(args.out, "merge_adapter.py") as stage:
-        section = config.validate(manifest.read_json(args.model_section), config.Model, str(args.model_section))
+    with open_stage(args.out, "merge_adapter.py") as stage:
+        section = validate(read_json(args.model_section), Model, str(args.model_section))
         torch.set_num_threads(section.threads or torch.get_num_threads())
-        start, _ = policy.check_policy(args.start)
-        trained = manifest.read_json(args.train)
-        manifest.check_files(args.train.parent, trained["outputs"], args.train)
-        adapter, merged = args.train.parent / "adapter", args.out / policy.CHECKPOINT
+        start, _ = check_policy(args.start)
+        trained = read_json(args.train)
+        check_files(args.train.parent, trained["outputs"], args.train)
+        adapter, merged = args.train.parent / "adapter", args.out / CHECKPOINT
         stored = merge.merge(start, adapter, merged)
         counts = merge.audit(start, adapter, merged, section.dtype)
         seen = islice(trajectory.read(args.train.parent / "episodes.jsonl"), merge.CONTEXTS)
@@ -31,8 +38,8 @@ def main() -> None:
         gap = merge.logit_gap(start, adapter, merged, contexts, stored)
         allowed = {"stored_dtype": stored, "tolerance": merge.LOGIT_TOLERANCE[stored], "contexts": len(contexts)}
         report = {**counts, "largest_logit_difference": float(f"{gap:.3g}"), **allowed}
-        manifest.write_json(args.out / "merge.json", report)
-        outputs = ["merge.json", *(f"{policy.CHECKPOINT}/{name}" for name in policy.check_checkpoint(merged))]
+        write_json(args.out / "merge.json", report)
+        outputs = ["merge.json", *(f"{CHECKPOINT}/{name}" for name in check_checkpoint(merged))]
         inputs = {"start": args.start, "train": args.train, "section": args.model_section}
         facts = {"policy": trained["policy"], "steps": trained["steps"], "audit": report}
         stage.manifest(inputs, outputs, section.model_dump(mode="json"), facts)
@@ -44,4 +51,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

@@ -3,7 +3,11 @@
 import argparse
 from pathlib import Path
 
-from agentrl import config, manifest, plan
+from agentrl.evidence.files import read_json, write_json
+from agentrl.evidence.section import validate
+from agentrl.evidence.stage import open_stage, run_command
+from agentrl.judgement import plan
+from agentrl.judgement.settings import Plan
 
 
 def main() -> None:
@@ -14,17 +18,17 @@ def main() -> None:
     parser.add_argument("--section", type=Path, required=True, help="config/plan.json")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    with manifest.stage(args.out, "plan.py") as stage:
-        section = config.validate(manifest.read_json(args.section), config.Plan, str(args.section))
+    with open_stage(args.out, "plan.py") as stage:
+        section = validate(read_json(args.section), Plan, str(args.section))
         found = plan.plan(section)
         jobs = {stage: int(times) for stage, times in (job.split("=") for job in args.jobs)}
         print("\n".join([*found["sentences"], plan.forecast(args.study, jobs)]), flush=True)
         plan.refuse_weak(section, found)
-        manifest.write_json(args.out / "power.json", found)
+        write_json(args.out / "power.json", found)
         plan.draw(found, section, args.out / "power.png")
         # the picture's bytes depend on matplotlib and its fonts, so it is no recorded output
         stage.manifest({"section": args.section}, ["power.json"], section.model_dump(mode="json"))
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

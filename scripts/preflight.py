@@ -3,10 +3,19 @@
 import argparse
 from pathlib import Path
 
-from agentrl import config, manifest, policy, preflight, tasks, trajectory
 from agentrl.engine.loading import open_engine
-from agentrl.freeze import Frozen
-from agentrl.rollout import Rollout
+from agentrl.evidence.files import read_json, write_json
+from agentrl.evidence.freeze import Frozen
+from agentrl.evidence.section import validate
+from agentrl.evidence.stage import open_stage, run_command
+from agentrl.policy.loading import check_policy
+from agentrl.policy.settings import Model
+from agentrl.rollout import trajectory
+from agentrl.rollout.loop import Rollout
+from agentrl.rollout.settings import Decoding, Protocol
+from agentrl.tasks.families import read_tasks
+from agentrl.training import preflight
+from agentrl.training.settings import Preflight, Reward, TrainingSettings
 
 
 def main() -> None:
@@ -19,21 +28,21 @@ def main() -> None:
     parser.add_argument("--report", type=Path, required=True, help="plan/preflight.json")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    with manifest.stage(args.out, "preflight.py") as stage:
+    with open_stage(args.out, "preflight.py") as stage:
         frozen = Frozen(args.freeze)
-        folder, _ = policy.check_policy(args.start)
+        folder, _ = check_policy(args.start)
         frozen.check({"data": args.tasks}, {"tokenizer": folder, "start": folder})
-        section = config.validate(manifest.read_json(args.section), config.Preflight, str(args.section))
-        settings, decoding = frozen.section("training", config.TrainingSettings), frozen.section("decoding", config.Decoding)
-        engine, chat = open_engine(folder, frozen.section("model", config.Model), decoding)
-        rollout = Rollout(engine, chat, frozen.section("protocol", config.Protocol))
+        section = validate(read_json(args.section), Preflight, str(args.section))
+        settings, decoding = frozen.section("training", TrainingSettings), frozen.section("decoding", Decoding)
+        engine, chat = open_engine(folder, frozen.section("model", Model), decoding)
+        rollout = Rollout(engine, chat, frozen.section("protocol", Protocol))
         played = []
         with open(args.out / "episodes.jsonl", "w", encoding="utf-8") as stream:
-            for batch in preflight.play(rollout, tasks.read_tasks(args.tasks), section, settings.batch_size, decoding.seed):
+            for batch in preflight.play(rollout, read_tasks(args.tasks), section, settings.batch_size, decoding.seed):
                 trajectory.append(stream, batch)
                 played += batch
-        report = preflight.report(played, section, frozen.section("reward", config.Reward))
-        manifest.write_json(args.report, report)
+        report = preflight.report(played, section, frozen.section("reward", Reward))
+        write_json(args.report, report)
         print(preflight.rates(report), flush=True)
         stage.measured = engine.describe()
         inputs = {"section": args.section, "start": args.start, "tasks": args.tasks, "freeze": args.freeze}
@@ -42,4 +51,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

@@ -4,8 +4,13 @@ import argparse
 import os
 from pathlib import Path
 
-from agentrl import config, manifest, policy
-from agentrl.protocol import ChatProtocol, load_tokenizer
+from agentrl.evidence.files import read_json
+from agentrl.evidence.section import validate
+from agentrl.evidence.stage import open_stage, run_command
+from agentrl.policy.files import CHECKPOINT
+from agentrl.policy.loading import check_checkpoint, copy_tokenizer, locate
+from agentrl.policy.settings import Model
+from agentrl.rollout.chat import ChatProtocol, load_tokenizer
 
 
 def main() -> None:
@@ -14,17 +19,17 @@ def main() -> None:
     parser.add_argument("--section", type=Path, required=True, help="config/model.json")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    with manifest.stage(args.out, "record_start.py") as stage:
-        section = config.validate(manifest.read_json(args.section), config.Model, str(args.section))
-        folder = policy.locate(section)
-        files = policy.check_checkpoint(folder)
+    with open_stage(args.out, "record_start.py") as stage:
+        section = validate(read_json(args.section), Model, str(args.section))
+        folder = locate(section)
+        files = check_checkpoint(folder)
         ChatProtocol(load_tokenizer(folder))
-        link = args.out / policy.CHECKPOINT
+        link = args.out / CHECKPOINT
         link.unlink(missing_ok=True)
         link.symlink_to(os.path.relpath(folder, args.out.resolve()))  # relative: a project that moves keeps its start
-        outputs = [*(f"{policy.CHECKPOINT}/{name}" for name in files), *policy.copy_tokenizer(folder, args.out)]
+        outputs = [*(f"{CHECKPOINT}/{name}" for name in files), *copy_tokenizer(folder, args.out)]
         stage.manifest({"section": args.section}, outputs, section.model_dump(mode="json"), {"steps": 0})
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

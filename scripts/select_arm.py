@@ -3,7 +3,9 @@
 import argparse
 from pathlib import Path
 
-from agentrl import comparison, manifest, selection
+from agentrl.evidence.files import write_json
+from agentrl.evidence.stage import open_stage, run_command
+from agentrl.judgement import comparison, selection
 
 
 def main() -> None:
@@ -13,16 +15,16 @@ def main() -> None:
     parser.add_argument("--placebos", nargs="*", default=[], help="arms whose reward is random")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    with manifest.stage(args.out, "select_arm.py") as stage:
+    with open_stage(args.out, "select_arm.py") as stage:
         evaluations = comparison.load_study(file.parent for file in args.evaluations)
         for (_, measure), candidate in evaluations.items():
             comparison.same_conditions(evaluations[comparison.BASELINE, measure], candidate)
         found = selection.choose({key: evaluation.scores for key, evaluation in evaluations.items()}, args.placebos)
-        manifest.write_json(args.out / "selection.json", found)
+        write_json(args.out / "selection.json", found)
         inputs = {"/".join(key): file for key, file in zip(evaluations, args.evaluations, strict=True)}
         stage.manifest(inputs, ["selection.json"], {"placebos": sorted(args.placebos)})
         print(f"chosen on dev among {found['compared']}: {found['chosen']}", flush=True)
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

@@ -3,7 +3,9 @@
 import argparse
 from pathlib import Path
 
-from agentrl import manifest, runs
+from agentrl.evidence.files import read_json
+from agentrl.evidence.stage import run_command
+from agentrl.report import runs
 
 
 def main() -> None:
@@ -14,7 +16,7 @@ def main() -> None:
     for page in (args.study / "summary" / name for name in ("summary.md", runs.TEXT)):
         if page.is_file():
             print(page.read_text(encoding="utf-8"))
-    rows = [(manifest.read_json(path)["seconds"], path.parent.relative_to(args.study)) for path in args.study.rglob("status.json")]
+    rows = [(read_json(path)["seconds"], path.parent.relative_to(args.study)) for path in args.study.rglob("status.json")]
     print("Seconds per stage (last run of each):")
     for seconds, stage in sorted(rows, reverse=True):
         print(f"{seconds:8.1f}  {stage}")
@@ -22,4 +24,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

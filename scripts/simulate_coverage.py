@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
-from agentrl.inference import INFERENTIAL_SEEDS, draw_counts
-from agentrl.variance import SEED_FOLD, anova, satterthwaite
+from agentrl.statistics.two_way import INFERENTIAL_SEEDS, draw_counts
+from agentrl.statistics.variance import SEED_FOLD, anova, satterthwaite
 
 Array = NDArray[np.float64]
 LEVEL = 0.95

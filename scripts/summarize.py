@@ -3,7 +3,12 @@
 import argparse
 from pathlib import Path
 
-from agentrl import config, manifest, report, runs
+from agentrl.evidence.files import read_json, write_json, write_text
+from agentrl.evidence.section import validate
+from agentrl.evidence.stage import open_stage, run_command
+from agentrl.judgement.settings import Statistics
+from agentrl.report import runs
+from agentrl.report.summary import render, summarize
 
 
 def main() -> None:
@@ -13,18 +18,18 @@ def main() -> None:
     parser.add_argument("--section", type=Path, required=True, help="config/statistics.json")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    with manifest.stage(args.out, "summarize.py") as stage:
-        settings = config.validate(manifest.read_json(args.section), config.Statistics, str(args.section))
-        summary = report.summarize(args.study, settings)
-        manifest.write_json(args.out / "summary.json", summary)
-        manifest.write_text(args.out / "summary.md", report.render(summary))
+    with open_stage(args.out, "summarize.py") as stage:
+        settings = validate(read_json(args.section), Statistics, str(args.section))
+        summary = summarize(args.study, settings)
+        write_json(args.out / "summary.json", summary)
+        write_text(args.out / "summary.md", render(summary))
         ran = runs.collect(args.study)
-        manifest.write_json(args.out / runs.DATA, ran)
-        manifest.write_text(args.out / runs.TEXT, runs.render(ran))
+        write_json(args.out / runs.DATA, ran)
+        write_text(args.out / runs.TEXT, runs.render(ran))
         inputs = {role: args.study / role / "manifest.json" for role in ("plan", "preflight", "statistics")}
         inputs["verified"] = args.study / "verify" / "verify.json"
         stage.manifest(inputs, ["summary.json", "summary.md"], settings.model_dump(mode="json"))
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

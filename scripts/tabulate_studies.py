@@ -4,7 +4,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from agentrl import manifest, report
+from agentrl.evidence.files import read_json, write_json, write_text
+from agentrl.evidence.stage import run_command
+from agentrl.judgement.comparison import BASELINE
+from agentrl.report.figures import points, probability
 
 
 def main() -> None:
@@ -17,16 +20,16 @@ def main() -> None:
     text = table(rows)
     print(text, end="")
     if args.out:
-        manifest.write_text(args.out.with_suffix(".md"), text)
-        manifest.write_json(args.out.with_suffix(".json"), rows)
+        write_text(args.out.with_suffix(".md"), text)
+        write_json(args.out.with_suffix(".json"), rows)
 
 
 def row(study: Path) -> dict[str, Any]:
     """What the table needs of one study, with where it ran and the seconds of its stages."""
-    summary = manifest.read_json(study / "summary" / "summary.json")
-    provenance = manifest.read_json(study / "statistics" / "provenance.json")
-    status = {path.parent.relative_to(study).as_posix(): manifest.read_json(path)["seconds"] for path in study.rglob("status.json")}
-    sections = {path.stem: manifest.read_json(path) for path in (study / "config").glob("*.json")}
+    summary = read_json(study / "summary" / "summary.json")
+    provenance = read_json(study / "statistics" / "provenance.json")
+    status = {path.parent.relative_to(study).as_posix(): read_json(path)["seconds"] for path in study.rglob("status.json")}
+    sections = {path.stem: read_json(path) for path in (study / "config").glob("*.json")}
     seeds = {"tasks": sections["tasks-train"]["seed"], "training": sorted({name.split("seed-")[1] for name in summary["training"]})}
     if "demo-sft" in sections:
         seeds |= {"base": sections["demo-base"]["stage"]["seed"], "sft": sections["demo-sft"]["stage"]["seed"]}
@@ -52,12 +55,12 @@ def table(rows: list[dict[str, Any]]) -> str:
             if pair := found["comparisons"].get(name):
                 gate = "held" if pair["retention"]["zero_drop_gate"]["passed"] else "REGRESSED"
                 p = pair[judged]["sign_flip"]["p"] if pair[judged]["mcnemar_p"] is None else pair[judged]["mcnemar_p"]
-                cells[1], cells[2], cells[4] = report.points(pair[judged]["difference"]), report.probability(p), gate
-            label = f"{found['study']} ({seeds})" if name == report.BASELINE else ""
-            policy = "start" if name == report.BASELINE else name if several else name.split("/")[0]
+                cells[1], cells[2], cells[4] = points(pair[judged]["difference"]), probability(p), gate
+            label = f"{found['study']} ({seeds})" if name == BASELINE else ""
+            policy = "start" if name == BASELINE else name if several else name.split("/")[0]
             lines.append(f"| {label} | {policy} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

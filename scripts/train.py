@@ -12,13 +12,22 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experi
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # TRL imports vLLM where it is installed, and vLLM reads this then
 
 
-from agentrl import adapter, config, grpo, health, manifest, policy, tasks
+from agentrl.engine.choice import choose
 from agentrl.engine.loading import Training, open_engine, trained_model
-from agentrl.engine.selection import choose
-from agentrl.freeze import Frozen
-from agentrl.reward import REWARDS
-from agentrl.rollout import Rollout
-from agentrl.work import WorkFolder
+from agentrl.evidence.files import check_files, read_json
+from agentrl.evidence.freeze import Frozen
+from agentrl.evidence.section import validate
+from agentrl.evidence.stage import Stage, open_stage, run_command
+from agentrl.evidence.work import WorkFolder
+from agentrl.policy import adapter
+from agentrl.policy.loading import check_policy
+from agentrl.policy.settings import Model
+from agentrl.rollout.loop import Rollout
+from agentrl.rollout.settings import Decoding, Protocol
+from agentrl.tasks.families import read_tasks
+from agentrl.training import grpo, health
+from agentrl.training.reward import REWARDS
+from agentrl.training.settings import Arm, Reward, TrainingSettings
 
 
 def main() -> None:
@@ -34,13 +43,13 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="resumable state, not an output")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    with manifest.stage(args.out, "train.py") as stage:
+    with open_stage(args.out, "train.py") as stage:
         frozen = Frozen(args.freeze)
-        folder, _ = policy.check_policy(args.start)
+        folder, _ = check_policy(args.start)
         frozen.check({"data": args.tasks}, {"tokenizer": folder, "start": folder})
-        arm = config.validate(manifest.read_json(args.arm_section), config.Arm, str(args.arm_section))
-        settings = arm.settings(frozen.section("training", config.TrainingSettings))
-        name, chosen = f"{args.arm}/seed-{args.seed}", choose(frozen.section("model", config.Model), folder).name
+        arm = validate(read_json(args.arm_section), Arm, str(args.arm_section))
+        settings = arm.settings(frozen.section("training", TrainingSettings))
+        name, chosen = f"{args.arm}/seed-{args.seed}", choose(frozen.section("model", Model), folder).name
         consumed = [file for file in (args.freeze, args.arm_section, args.warmup) if file is not None]
         with WorkFolder(args.work, consumed, args.seed, "train.py", engine=chosen) as work:
             unchanged, trained_with = train(args, frozen, arm, settings, folder, work, stage)
@@ -58,29 +67,29 @@ def main() -> None:
 def train(
     args: argparse.Namespace,
     frozen: Frozen,
-    arm: config.Arm,
-    settings: config.TrainingSettings,
+    arm: Arm,
+    settings: TrainingSettings,
     folder: Path,
     work: WorkFolder,
-    stage: manifest.Stage,
+    stage: Stage,
 ) -> tuple[list[str], dict[str, object]]:
     """Run or resume GRPO and save the adapter in the work folder.
 
     Returns:
         Names of adapter tensors that did not change, and the effective arguments of the training.
     """
-    decoding, protocol = frozen.section("decoding", config.Decoding), frozen.section("protocol", config.Protocol)
-    device, split = frozen.section("model", config.Model), tasks.read_tasks(args.tasks)
+    decoding, protocol = frozen.section("decoding", Decoding), frozen.section("protocol", Protocol)
+    device, split = frozen.section("model", Model), read_tasks(args.tasks)
     asked = Training(settings.batch_size, protocol.budget, settings.lora.r, [task.messages() for task in split])
     engine, chat = open_engine(folder, device, decoding, asked)
     rollout = Rollout(engine, chat, protocol)
-    reward = partial(REWARDS[arm.reward], frozen.section("reward", config.Reward))
+    reward = partial(REWARDS[arm.reward], frozen.section("reward", Reward))
     recorder = grpo.Recorder(rollout, split, reward, f"{args.arm}/seed-{args.seed}", args.seed, work.path, settings)
     model = trained_model(engine, folder, device)
     trainer = grpo.trainer(model, chat.tokenizer, recorder, settings, decoding, protocol.budget, device)
     trained_with = grpo.effective(trainer)
     if args.warmup is not None:
-        manifest.check_files(args.warmup.parent, manifest.read_json(args.warmup)["outputs"], args.warmup)
+        check_files(args.warmup.parent, read_json(args.warmup)["outputs"], args.warmup)
         adapter.load(trainer.model, args.warmup.parent / adapter.FOLDER)
     initial = adapter.state(trainer.model)
     began = time.monotonic()
@@ -92,7 +101,7 @@ def train(
     return [name for name, tensor in final.items() if tensor.equal(initial[name])], trained_with
 
 
-def publish(work: WorkFolder, out: Path, unchanged: list[str], settings: config.TrainingSettings) -> dict[str, object]:
+def publish(work: WorkFolder, out: Path, unchanged: list[str], settings: TrainingSettings) -> dict[str, object]:
     """Check the health gates, then copy adapter and evidence to the declared outputs."""
     steps = [health.StepRecord(**json.loads(line)) for line in (work.path / grpo.STEPS).read_text(encoding="utf-8").splitlines()]
     facts = health.gates(steps, adapter.count(work.path / adapter.FOLDER), unchanged, settings)
@@ -103,4 +112,4 @@ def publish(work: WorkFolder, out: Path, unchanged: list[str], settings: config.
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

@@ -9,10 +9,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # two spinning threads are 
 
 import torch
 
-from agentrl import config, manifest, supervised
 from agentrl.demo import policy as demo
-from agentrl.policy import CHECKPOINT, check_checkpoint
-from agentrl.protocol import ChatProtocol
+from agentrl.demo.settings import DemoBase
+from agentrl.evidence.files import read_json
+from agentrl.evidence.section import validate
+from agentrl.evidence.stage import open_stage, run_command
+from agentrl.policy.loading import CHECKPOINT, check_checkpoint
+from agentrl.rollout.chat import ChatProtocol
+from agentrl.training import supervised
 
 
 def main() -> None:
@@ -21,8 +25,8 @@ def main() -> None:
     parser.add_argument("--recipe", type=Path, required=True, help="config/demo-base.json")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    with manifest.stage(args.out, "train_demo_base.py") as stage:
-        recipe = config.validate(manifest.read_json(args.recipe), config.DemoBase, str(args.recipe))
+    with open_stage(args.out, "train_demo_base.py") as stage:
+        recipe = validate(read_json(args.recipe), DemoBase, str(args.recipe))
         torch.set_num_threads(recipe.threads)
         tokenizer = demo.make_tokenizer(recipe)
         chat = ChatProtocol(tokenizer)
@@ -38,4 +42,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

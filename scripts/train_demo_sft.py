@@ -7,10 +7,16 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # two spinning threads are slower than one where a core is taken
 
-from agentrl import adapter, config, manifest, supervised
 from agentrl.demo import policy as demo
-from agentrl.policy import CHECKPOINT, check_checkpoint, check_policy, copy_tokenizer, load_model
-from agentrl.protocol import ChatProtocol, load_tokenizer
+from agentrl.demo.settings import DemoSft
+from agentrl.evidence.files import read_json
+from agentrl.evidence.section import validate
+from agentrl.evidence.stage import open_stage, run_command
+from agentrl.policy import adapter
+from agentrl.policy.loading import CHECKPOINT, check_checkpoint, check_policy, copy_tokenizer, load_model
+from agentrl.policy.settings import Model
+from agentrl.rollout.chat import ChatProtocol, load_tokenizer
+from agentrl.training import supervised
 
 
 def main() -> None:
@@ -20,11 +26,11 @@ def main() -> None:
     parser.add_argument("--base", type=Path, required=True, help="the base's manifest.json")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    with manifest.stage(args.out, "train_demo_sft.py") as stage:
-        recipe = config.validate(manifest.read_json(args.recipe), config.DemoSft, str(args.recipe))
+    with open_stage(args.out, "train_demo_sft.py") as stage:
+        recipe = validate(read_json(args.recipe), DemoSft, str(args.recipe))
         folder, _ = check_policy(args.base)
         tokenizer = load_tokenizer(folder)
-        model = load_model(folder, config.Model(start=None, dtype="float32", device="cpu", threads=recipe.threads))
+        model = load_model(folder, Model(start=None, dtype="float32", device="cpu", threads=recipe.threads))
         examples, contents = demo.examples(recipe, ChatProtocol(tokenizer))
         adapted = adapter.with_lora(model.train(), recipe.lora, recipe.stage.seed)
         with tempfile.TemporaryDirectory() as work:
@@ -37,4 +43,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

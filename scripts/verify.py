@@ -8,7 +8,8 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from agentrl import manifest
+from agentrl.evidence.files import write_json
+from agentrl.evidence.stage import run_command
 from agentrl.verify.audit import verify
 
 
@@ -27,7 +28,7 @@ def main() -> None:
     findings = verify(args.study, args.checkpoints, summary=not args.before_summary, strict=args.strict)
     result = findings.as_json()
     if args.out:
-        manifest.write_json(args.out / "verify.json", result)
+        write_json(args.out / "verify.json", result)
     if args.json:
         print(json.dumps(result, indent=1))
     else:
@@ -41,4 +42,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

@@ -4,9 +4,19 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from agentrl import adapter, config, manifest, policy, tasks, trajectory, warmup
-from agentrl.freeze import Frozen
-from agentrl.protocol import ChatProtocol, load_tokenizer
+from agentrl.evidence.files import read_json
+from agentrl.evidence.freeze import Frozen
+from agentrl.evidence.section import validate
+from agentrl.evidence.stage import open_stage, run_command
+from agentrl.policy import adapter
+from agentrl.policy.loading import check_policy, load_model
+from agentrl.policy.settings import Model
+from agentrl.rollout import trajectory
+from agentrl.rollout.chat import ChatProtocol, load_tokenizer
+from agentrl.rollout.settings import Protocol
+from agentrl.tasks.families import read_tasks
+from agentrl.training import warmup
+from agentrl.training.settings import Arm, TrainingSettings
 
 DEMONSTRATIONS = "demonstrations.jsonl"
 
@@ -22,20 +32,20 @@ def main() -> None:
     parser.add_argument("--freeze", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    with manifest.stage(args.out, "warm_up.py") as stage:
+    with open_stage(args.out, "warm_up.py") as stage:
         frozen = Frozen(args.freeze)
-        folder, _ = policy.check_policy(args.start)
+        folder, _ = check_policy(args.start)
         frozen.check({"data": args.tasks}, {"tokenizer": folder, "start": folder})
-        arm = config.validate(manifest.read_json(args.arm_section), config.Arm, str(args.arm_section))
+        arm = validate(read_json(args.arm_section), Arm, str(args.arm_section))
         if arm.warmup is None:
             raise warmup.WarmupError(f"{args.arm_section}: arm {args.arm!r} has no warm-up, so there is nothing to do")
-        settings = arm.settings(frozen.section("training", config.TrainingSettings))
-        protocol, device = frozen.section("protocol", config.Protocol), frozen.section("model", config.Model)
+        settings = arm.settings(frozen.section("training", TrainingSettings))
+        protocol, device = frozen.section("protocol", Protocol), frozen.section("model", Model)
         chat = ChatProtocol(load_tokenizer(folder))
         name = f"{args.arm}/seed-{args.seed}"
-        played = warmup.demonstrate(tasks.read_tasks(args.tasks), chat, protocol, name, args.seed)
+        played = warmup.demonstrate(read_tasks(args.tasks), chat, protocol, name, args.seed)
         with tempfile.TemporaryDirectory() as work:
-            model = policy.load_model(folder, device)
+            model = load_model(folder, device)
             adapted, log = warmup.train(model, chat, played, arm.warmup, settings, device, args.seed, Path(work))
         adapter.save(adapted, args.out / adapter.FOLDER)
         with open(args.out / DEMONSTRATIONS, "w", encoding="utf-8") as stream:
@@ -47,4 +57,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

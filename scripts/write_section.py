@@ -4,7 +4,8 @@ import argparse
 import json
 from pathlib import Path
 
-from agentrl import manifest
+from agentrl.evidence.files import write_json
+from agentrl.evidence.stage import run_command
 
 
 def main() -> None:
@@ -13,8 +14,8 @@ def main() -> None:
     parser.add_argument("--content", required=True, help="canonical JSON of the section")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    manifest.write_json(args.out, json.loads(args.content))
+    write_json(args.out, json.loads(args.content))
 
 
 if __name__ == "__main__":
-    manifest.run(main)
+    run_command(main)

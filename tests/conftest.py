@@ -14,16 +14,18 @@ import torch
 from hypothesis import settings
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.config import DemoBase, Study, validate
 from agentrl.demo.policy import make_tokenizer
+from agentrl.demo.settings import DemoBase
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.expert import encode_turn
-from agentrl.protocol import ChatProtocol
-from agentrl.rollout import Rollout
-from agentrl.sections import sections
-from agentrl.strictyaml import read_yaml
-from agentrl.tasks import Task, generate
-from agentrl.trajectory import Key, Trajectory
+from agentrl.evidence.section import validate
+from agentrl.rollout.chat import ChatProtocol
+from agentrl.rollout.loop import Rollout
+from agentrl.rollout.trajectory import Key, Trajectory
+from agentrl.study.config import Study, validate_study
+from agentrl.study.sections import sections
+from agentrl.study.strictyaml import read_yaml
+from agentrl.tasks.families import Task, generate
+from agentrl.training.expert import encode_turn
 
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -41,7 +43,7 @@ Say = Callable[..., Trajectory]
 @pytest.fixture(scope="session")
 def study() -> Study:
     """The demo study, validated."""
-    return validate(read_yaml(ROOT / "config.yaml", ROOT / "profiles/demo/study.yaml"))
+    return validate_study(read_yaml(ROOT / "config.yaml", ROOT / "profiles/demo/study.yaml"))
 
 
 @pytest.fixture(scope="session")

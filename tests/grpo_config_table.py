@@ -19,9 +19,9 @@ sys.path[:0] = [str(ROOT / "scripts"), str(Path(__file__).parent)]
 
 from trl import GRPOConfig  # noqa: E402 - the path comes first
 
-from agentrl import arguments  # noqa: E402
-from agentrl.config import Study, validate  # noqa: E402
-from agentrl.strictyaml import read_yaml  # noqa: E402
+from agentrl.study.config import Study, validate_study
+from agentrl.study.strictyaml import read_yaml  # noqa: E402
+from agentrl.training import arguments  # noqa: E402
 
 SOURCES = ("transformers/training_args.py", "trl/trainer/base_config.py", "trl/trainer/grpo_config.py")
 """Later ones override earlier ones."""
@@ -145,7 +145,7 @@ def main(trl: Path, transformers: Path) -> None:
     roots = {"trl": trl, "transformers": transformers}
     recipe = parsed([roots[name.split("/")[0]].parent / name for name in SOURCES])
     recipe["optim"] = "adamw_torch_fused"  # of torch 2.8 and later; older ones had adamw_torch
-    told, now = ours(validate(read_yaml(ROOT / "config.yaml"))), pinned()
+    told, now = ours(validate_study(read_yaml(ROOT / "config.yaml"))), pinned()
     print("# What GRPO is told, against its trainers' defaults\n")
     print("Made by `python tests/grpo_config_table.py TRL-0.29.0 TRANSFORMERS-5.2.0`. Ours is the pilot of config.yaml; `-`: no such")
     print("argument, or one that we do not set. A run's manifest holds all of them (`grpo_config`); verify derives those anew")

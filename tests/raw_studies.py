@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from agentrl.config import ConfigError, validate
-from agentrl.strictyaml import read_yaml
+from agentrl.evidence.section import ConfigError
+from agentrl.study.config import validate_study
+from agentrl.study.strictyaml import read_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 MAIN, OVERRIDES = ROOT / "config.yaml", ROOT / "profiles/demo/study.yaml"
@@ -40,5 +41,5 @@ def leaves(raw: dict[str, Any], path: Key = ()) -> Iterator[Key]:
 
 def refusal(raw: dict[str, Any]) -> str:
     with pytest.raises(ConfigError) as caught:
-        validate(raw)
+        validate_study(raw)
     return str(caught.value)

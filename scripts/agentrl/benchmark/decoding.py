@@ -17,16 +17,18 @@ from transformers import PreTrainedModel
 
 from agentrl.benchmark.limit import synchronize
 from agentrl.benchmark.scale import Scale
-from agentrl.config import Decoding, Model
-from agentrl.engine.base import Engine, Request
 from agentrl.engine.transformers import TransformersEngine
+from agentrl.evidence.errors import StudyError
+from agentrl.policy.settings import Model
+from agentrl.rollout.sampler import Engine, Request
+from agentrl.rollout.settings import Decoding
 
 WARM_TOKENS = 4
 """Of methods that compile nothing."""
 Prompts = Sequence[Sequence[int]]
 
 
-class NotInstalledError(RuntimeError):
+class NotInstalledError(StudyError, RuntimeError):
     """A method's package is not there: the cell says so and the benchmark goes on."""
 
 

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity
 
 from agentrl.benchmark.decoding import ours, prompts, timed
 from agentrl.benchmark.scale import Scale
-from agentrl.engine.base import Engine
+from agentrl.rollout.sampler import Engine
 
 SHORT, LONG = 2, 34
 """Tokens a sequence."""

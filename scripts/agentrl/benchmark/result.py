@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agentrl import provenance
-from agentrl.manifest import read_json, write_json, write_text
+from agentrl.evidence import provenance
+from agentrl.evidence.errors import StudyError
+from agentrl.evidence.files import read_json, write_json, write_text
 
 PARTS = ("sync", "generation", "reference", "forward", "backward", "optimizer", "other")
 """Parts of a GRPO step in order. `sync` hands weights to an engine that holds its own; `reference` is the KL term's pass with the adapter
@@ -26,7 +27,7 @@ _MACHINE = ("gpu", "driver", "cuda")
 """What must be equal for cells to stand in one table. A virtual machine's memory grows with use."""
 
 
-class MergeError(ValueError):
+class MergeError(StudyError, ValueError):
     """Results of another machine or scale cannot stand in one table."""
 
 

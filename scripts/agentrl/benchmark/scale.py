@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.config import Model
-from agentrl.policy import TOKENIZER_FILES
+from agentrl.policy.loading import TOKENIZER_FILES
+from agentrl.policy.settings import Model
 
 QWEN3_1_7B = {
     "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,

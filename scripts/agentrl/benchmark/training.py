@@ -21,20 +21,21 @@ from peft import LoraConfig
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from agentrl import grpo, tasks
 from agentrl.benchmark.decoding import vllm_section
 from agentrl.benchmark.limit import synchronize
 from agentrl.benchmark.result import CHECKPOINTING, PARTS
 from agentrl.benchmark.scale import Scale
-from agentrl.config import Study
 from agentrl.engine import loading
-from agentrl.engine.base import Engine
 from agentrl.engine.transformers import TransformersEngine
-from agentrl.environment import Environment
-from agentrl.policy import load_model
-from agentrl.protocol import ChatProtocol, load_tokenizer
-from agentrl.reward import REWARDS
-from agentrl.rollout import Rollout
+from agentrl.policy.loading import load_model
+from agentrl.rollout.chat import ChatProtocol, load_tokenizer
+from agentrl.rollout.loop import Rollout
+from agentrl.rollout.sampler import Engine
+from agentrl.study.config import Study
+from agentrl.tasks.environment import Environment
+from agentrl.tasks.families import Task, generate
+from agentrl.training import grpo
+from agentrl.training.reward import REWARDS
 
 POLICY = "benchmark/seed-42"
 
@@ -159,7 +160,7 @@ def recorded(folder: Path, name: str, scale: Scale, study: Study, work: Path, pr
 
 
 def _opened(
-    folder: Path, kind: str, scale: Scale, study: Study, split: list[tasks.Task]
+    folder: Path, kind: str, scale: Scale, study: Study, split: list[Task]
 ) -> tuple[Engine, PreTrainedModel, ChatProtocol]:
     """Engine, model to train and protocol, put together as the training stage does."""
     if kind == "vllm":
@@ -211,5 +212,5 @@ def alternating(completions: list[Any], **_: Any) -> list[float]:
     return [float(index % 2) for index in range(len(completions))]
 
 
-def _tasks(study: Study) -> list[tasks.Task]:
-    return tasks.generate(study.tasks, "train", study.tasks.splits.train)
+def _tasks(study: Study) -> list[Task]:
+    return generate(study.tasks, "train", study.tasks.splits.train)

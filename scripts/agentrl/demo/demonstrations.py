@@ -7,14 +7,17 @@ the protocol it is evaluated in. The departures (`Mixture`) are what GRPO has to
 from collections.abc import Sequence
 from random import Random
 
-from agentrl import expert, retention
-from agentrl.config import Mixture, Protocol, RetentionPrompt
+from agentrl.demo.settings import Mixture
 from agentrl.demo.wordproblems import PAIRS, Problem
-from agentrl.expert import CALCULATE, LOOK_UP, REPORT, calculator_call, encode_turn, turn
-from agentrl.protocol import ChatProtocol
-from agentrl.supervised import Example, example
-from agentrl.tasks import CONSONANTS, Task, lookup_call
-from agentrl.trajectory import Trajectory
+from agentrl.evaluation import retention
+from agentrl.evaluation.settings import RetentionPrompt
+from agentrl.rollout.chat import ChatProtocol
+from agentrl.rollout.settings import Protocol
+from agentrl.rollout.trajectory import Trajectory
+from agentrl.tasks.families import CONSONANTS, Task, lookup_call
+from agentrl.training import expert
+from agentrl.training.expert import CALCULATE, LOOK_UP, REPORT, calculator_call, encode_turn, turn
+from agentrl.training.supervised import Example, example
 
 IN_THE_HEAD = ("Das rechne ich im Kopf.", "Das überschlage ich selbst.")
 BARE = ("Ich prüfe mein Ergebnis mit dem Werkzeug.",)

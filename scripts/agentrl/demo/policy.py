@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.config import Architecture, DemoBase, DemoJob
 from agentrl.demo import tokenizer as demo_tokenizer
 from agentrl.demo import wordproblems
 from agentrl.demo.demonstrations import demonstrate, drill, equations, script, solve, tail
-from agentrl.protocol import ChatProtocol
-from agentrl.retention import messages
-from agentrl.supervised import Example, example
-from agentrl.tasks import base_tasks
+from agentrl.demo.settings import Architecture, DemoBase, DemoJob
+from agentrl.evaluation.retention import messages
+from agentrl.rollout.chat import ChatProtocol
+from agentrl.tasks.families import base_tasks
+from agentrl.training.supervised import Example, example
 
 CONTEXT = 2048
 TOKENIZER_EXAMPLES = 600

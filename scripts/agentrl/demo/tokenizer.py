@@ -13,8 +13,8 @@ import trl
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from agentrl.protocol import END_OF_TEXT, END_OF_TURN
-from agentrl.tasks import CONSONANTS, ID_LENGTH
+from agentrl.rollout.chat import END_OF_TEXT, END_OF_TURN
+from agentrl.tasks.families import CONSONANTS, ID_LENGTH
 
 CONTROL = (END_OF_TEXT, "<|im_start|>", END_OF_TURN)
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<answer>", "</answer>")

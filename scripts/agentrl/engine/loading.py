@@ -8,12 +8,13 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from agentrl.config import Decoding, Model
-from agentrl.engine.base import Engine
-from agentrl.engine.selection import choose
+from agentrl.engine.choice import choose
 from agentrl.engine.transformers import TransformersEngine
-from agentrl.policy import load_model
-from agentrl.protocol import ChatProtocol, load_tokenizer
+from agentrl.policy.loading import load_model
+from agentrl.policy.settings import Model
+from agentrl.rollout.chat import ChatProtocol, load_tokenizer
+from agentrl.rollout.sampler import Engine
+from agentrl.rollout.settings import Decoding
 
 _log = logging.getLogger(__name__)
 

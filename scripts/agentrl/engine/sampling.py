@@ -2,7 +2,7 @@
 
 import torch
 
-from agentrl.config import Decoding
+from agentrl.rollout.settings import Decoding
 
 TIES = 44
 """Ids tied with the k-th for which `candidates` leaves room."""

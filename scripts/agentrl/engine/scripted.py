@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agentrl.engine.base import Request, Sample
+from agentrl.rollout.sampler import Request, Sample
 
 Script = Callable[[Request], list[int]]
 

@@ -14,12 +14,12 @@ import torch
 import transformers
 from transformers import DynamicCache, PreTrainedModel
 
-from agentrl.config import Decoding
-from agentrl.engine.base import Answer, EngineError, Request, Sample, serve_in_rounds, serve_once
-from agentrl.engine.products import base_model, supported
 from agentrl.engine.sampling import choose
-from agentrl.engine.static import MAX_SLOTS, StaticLoop
-from agentrl.seeding import stream
+from agentrl.engine.static.loop import MAX_SLOTS, StaticLoop
+from agentrl.engine.static.products import base_model, supported
+from agentrl.rollout.sampler import Answer, EngineError, Request, Sample, serve_in_rounds, serve_once
+from agentrl.rollout.seeding import stream
+from agentrl.rollout.settings import Decoding
 
 QUEUE = 1024
 """Rows that the static loop takes at once: more than are decoded together, few enough to show progress."""

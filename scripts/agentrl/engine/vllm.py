@@ -32,10 +32,11 @@ import vllm
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
 
-from agentrl.config import Decoding, Model
-from agentrl.engine.base import Answer, EngineError, Request, Sample, serve_once
-from agentrl.manifest import read_json
-from agentrl.seeding import stream
+from agentrl.evidence.files import read_json
+from agentrl.policy.settings import Model
+from agentrl.rollout.sampler import Answer, EngineError, Request, Sample, serve_once
+from agentrl.rollout.seeding import stream
+from agentrl.rollout.settings import Decoding
 
 MAX_ROWS = 512
 """Rows decoded at once; vLLM's scheduler queues the rest and refills."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.manifest import read_json
+from agentrl.evidence.files import read_json
 from agentrl.verify.breaks import Findings
 
 KIND = "arguments"

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl.manifest import read_json
-from agentrl.protocol import ChatProtocol, load_tokenizer
-from agentrl.retention import read_items
-from agentrl.tasks import SPLITS, Task, contains_fact, read_tasks
+from agentrl.evaluation.retention import read_items
+from agentrl.evidence.files import read_json
+from agentrl.rollout.chat import ChatProtocol, load_tokenizer
+from agentrl.tasks.families import SPLITS, Task, contains_fact, read_tasks
 from agentrl.verify import arguments, baselines, chain, gates, merges, node, numbers
 from agentrl.verify.breaks import Findings
 from agentrl.verify.evidence import Evidence

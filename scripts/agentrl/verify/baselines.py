@@ -3,11 +3,11 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from agentrl import recorded, retention
-from agentrl.config import ConfigError
-from agentrl.hashing import sha256
-from agentrl.manifest import read_json
-from agentrl.protocol import ChatProtocol
+from agentrl.evaluation import recorded, retention
+from agentrl.evidence.files import read_json
+from agentrl.evidence.hashing import sha256
+from agentrl.evidence.section import ConfigError
+from agentrl.rollout.chat import ChatProtocol
 from agentrl.verify.breaks import Findings
 from agentrl.verify.evidence import read_lines
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.manifest import ManifestError
+from agentrl.evidence.files import ManifestError
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from agentrl.hashing import hash_files, sha256
-from agentrl.manifest import read_json
+from agentrl.evidence.files import read_json
+from agentrl.evidence.hashing import hash_files, sha256
 from agentrl.verify.breaks import Findings
 
 WEIGHTS = ".safetensors"

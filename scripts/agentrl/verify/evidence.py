@@ -9,15 +9,18 @@ from typing import Any
 
 import pandas as pd
 
-from agentrl.config import Arm, EvaluationShape, Preflight, Protocol, Retention, Reward, TrainingSettings, validate
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.health import RATIO_BOUNDS
-from agentrl.manifest import read_json
-from agentrl.protocol import ChatProtocol, parse_turn
-from agentrl.retention import Item, flexible_answer, messages
-from agentrl.seeding import uniform
-from agentrl.tasks import Task
-from agentrl.trajectory import VERSION
+from agentrl.evaluation.retention import Item, flexible_answer, messages
+from agentrl.evaluation.settings import EvaluationShape, Retention
+from agentrl.evidence.files import read_json
+from agentrl.evidence.section import validate
+from agentrl.rollout.chat import ChatProtocol, parse_turn
+from agentrl.rollout.seeding import uniform
+from agentrl.rollout.settings import Protocol
+from agentrl.rollout.trajectory import VERSION
+from agentrl.tasks.families import Task
+from agentrl.training.health import RATIO_BOUNDS
+from agentrl.training.settings import Arm, Preflight, Reward, TrainingSettings
 from agentrl.verify.breaks import Findings
 from agentrl.verify.replay import Replay, group_relative, milestone_reward, replay, runs
 

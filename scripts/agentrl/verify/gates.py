@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.manifest import read_json
+from agentrl.evidence.files import read_json
 from agentrl.verify.breaks import Findings
 from agentrl.verify.evidence import read_lines
 from agentrl.verify.tensors import count, expected_targets, unusable

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.manifest import read_json
+from agentrl.evidence.files import read_json
 from agentrl.verify.breaks import Findings
 from agentrl.verify.evidence import read_lines
 from agentrl.verify.tensors import dtypes, expected_targets, stored_dtype
@@ -90,7 +90,7 @@ def _kept(study: Path, file: Path, claims: Mapping[str, Any], findings: Findings
 
 def _weights(study: Path, folder: Path, findings: Findings) -> None:
     """The audit repeated; and every merged weight is start plus update, rounded once, which is more than any logit could show."""
-    from agentrl import merge  # torch and peft, only where checkpoints are asked for
+    from agentrl.policy import merge  # torch and peft, only where checkpoints are asked for
     from agentrl.verify.sums import wrong_sums
 
     file = folder / "merge.json"

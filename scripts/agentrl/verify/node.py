@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.manifest import read_json
-from agentrl.node import MEMORY_FACTOR, SPARE_DISK
+from agentrl.cluster.node import MEMORY_FACTOR, SPARE_DISK
+from agentrl.evidence.files import read_json
 from agentrl.verify.breaks import Findings
 
 REPORT = Path("preflight", "gpu", "report.json")

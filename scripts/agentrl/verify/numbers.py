@@ -5,10 +5,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agentrl import plan, report, selection, statistics, verdict
-from agentrl.comparison import arm_of, by_arm
-from agentrl.config import Plan, Statistics, validate
-from agentrl.manifest import read_json
+from agentrl.evidence.files import read_json
+from agentrl.evidence.section import validate
+from agentrl.judgement import plan, selection, verdict
+from agentrl.judgement.comparison import arm_of, by_arm
+from agentrl.judgement.settings import Plan, Statistics
+from agentrl.report.summary import render, summarize
+from agentrl.statistics.paired import item_bootstrap, mcnemar_exact, paired, sign_flip, zero_drop_gate
 from agentrl.verify.breaks import Findings
 from agentrl.verify.evidence import Evidence, Parts
 from agentrl.verify.summary import check_runs, check_told
@@ -40,7 +43,7 @@ def _check_pair(
     delta = (other - base).sort_index()
     trials = int(evidence.scores[name, measure].groupby("item").size().iloc[0])
     wins, losses = int((delta > 0).sum()), int((delta < 0).sum())
-    interval = statistics.item_bootstrap(delta, settings.confidence, seed=settings.seed)
+    interval = item_bootstrap(delta, settings.confidence, seed=settings.seed)
     expected: dict[str, Any] = {
         "items": len(delta),
         "trials": trials,
@@ -50,15 +53,15 @@ def _check_pair(
         "baseline": float(base.mean()),
         "candidate": float(other.mean()),
         "difference": float(delta.mean()),
-        "mcnemar_p": statistics.mcnemar_exact(wins, losses) if trials == 1 else None,
+        "mcnemar_p": mcnemar_exact(wins, losses) if trials == 1 else None,
     }
     for field, value in expected.items():
         _close(findings, file, f"{name}, {measure}", field, value, claims[field])
     _same(findings, file, f"{name}, {measure}", "interval", _plain(asdict(interval)), claims["interval"])
     if measure == "retention":
-        gate = statistics.zero_drop_gate(statistics.paired(evidence.scores["baseline", measure], evidence.scores[name, measure]))
+        gate = zero_drop_gate(paired(evidence.scores["baseline", measure], evidence.scores[name, measure]))
         _same(findings, file, f"{name}, {measure}", "zero_drop_gate", _plain(asdict(gate)), claims["zero_drop_gate"])
-    flips = None if trials == 1 else asdict(statistics.sign_flip(delta, seed=settings.seed))
+    flips = None if trials == 1 else asdict(sign_flip(delta, seed=settings.seed))
     _same(findings, file, f"{name}, {measure}", "sign_flip", flips, claims["sign_flip"])
     if measure == "retention":
         findings.equal(
@@ -180,13 +183,13 @@ def check_summary(study: Path, evidence: Evidence, findings: Findings) -> None:
         check_told(study, summary, evidence, findings)
         check_runs(study, findings)
         settings = validate(read_json(study / "config" / "statistics.json"), Statistics)
-        fresh = report.summarize(study, settings)
+        fresh = summarize(study, settings)
         # the folder may have been renamed; the ledger lies outside the study and may have grown since
         fresh |= {field: summary[field] for field in ("study", "looks")}
         for field in sorted({*fresh, *summary}):
             findings.equal("summary", file, "", field, _plain(fresh.get(field)), _plain(summary.get(field)))
         text = study / "summary" / "summary.md"
-        findings.equal("summary", text, "", "text", report.render(summary), text.read_text(encoding="utf-8"))
+        findings.equal("summary", text, "", "text", render(summary), text.read_text(encoding="utf-8"))
         findings.counts["summaries"] += 1
 
 

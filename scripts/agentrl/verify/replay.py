@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from agentrl.config import Protocol, Reward
-from agentrl.environment import Environment, run_call
-from agentrl.protocol import ChatProtocol, parse_turn
-from agentrl.tasks import Task
+from agentrl.rollout.chat import ChatProtocol, parse_turn
+from agentrl.rollout.settings import Protocol
+from agentrl.tasks.environment import Environment, run_call
+from agentrl.tasks.families import Task
+from agentrl.training.settings import Reward
 
 Mismatch = tuple[str, str, object, object]
 """(kind, field, expected, found)."""

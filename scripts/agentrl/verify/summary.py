@@ -7,8 +7,8 @@ from typing import Any
 
 from safetensors import safe_open
 
-from agentrl import runs
-from agentrl.manifest import read_json
+from agentrl.evidence.files import read_json
+from agentrl.report import runs
 from agentrl.verify.breaks import Findings
 from agentrl.verify.evidence import Evidence, read_lines
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from agentrl.manifest import read_json
+from agentrl.evidence.files import read_json
 
 SUMS = 2
 """How often a sum in float32 is rounded that another order of summation rounds otherwise: once here, once in the merge."""

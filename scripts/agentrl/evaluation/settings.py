@@ -1,0 +1,57 @@
+"""Sections `evaluation` and `retention`: trials and batches, the frozen mathematics items and their prompt."""
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from agentrl.evidence.section import Positive, Section, Seed
+from agentrl.rollout.settings import Decoding
+
+
+class EvaluationShape(Section):
+    """Agent evaluation, the same for every policy."""
+
+    trials: Positive
+    batch_size: Positive
+
+
+class RetentionPrompt(Section):
+    """The frozen prompt of the retention items."""
+
+    system: str
+    prompt: str
+    """User message; `{question}` is replaced by the item's question."""
+
+    @model_validator(mode="after")
+    def _one_question(self) -> "RetentionPrompt":
+        if (found := self.prompt.count("{question}")) != 1:
+            raise ValueError(f"prompt must contain {{question}} exactly once, found {found} times in {self.prompt!r}")
+        return self
+
+
+class Retention(RetentionPrompt):
+    """Mathematics without tools: frozen items, own prompt, own token limit and decoding."""
+
+    source: Literal["mgsm", "word-problems"]
+    path: str | None = None
+    """Local copy of mgsm_de.tsv; null fetches it once from the pinned commit. Both are checked by sha256."""
+    items: Positive
+    ids: tuple[str, ...] | None = None
+    """The frozen items themselves; null chooses `items` of them by `seed`."""
+    seed: Seed
+    max_tokens: Positive
+    batch_size: Positive
+    decoding: Decoding
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Retention":
+        if self.ids is not None and len(self.ids) != self.items:
+            raise ValueError(f"ids names {len(self.ids)} items, items says {self.items}")
+        if self.ids is not None and len(set(self.ids)) != len(self.ids):
+            raise ValueError(f"ids repeat: {sorted({i for i in self.ids if self.ids.count(i) > 1})}")
+        return self
+
+
+def is_recorded(path: str) -> bool:
+    """Whether a configured path names a recorded retention baseline; told by its name, so that a plan does not depend on what exists."""
+    return path.endswith(".json")
