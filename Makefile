@@ -38,7 +38,7 @@ demo: $(PLUGIN_STAMP)
 
 # The same study under another name, submitted with the profile's own settings to a Slurm that is up for as long as this takes.
 demo-slurm: $(PLUGIN_STAMP)
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; export PATH; trap 'python tests/slurm_cluster.py stop' EXIT; python tests/slurm_cluster.py start && \
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; export PATH; trap 'python tests/cluster/slurm_cluster.py stop' EXIT; python tests/cluster/slurm_cluster.py start && \
 	snakemake --profile gpu --configfile config.yaml profiles/demo/study.yaml --config study=demo-slurm --default-resources mem_mb=2000 runtime=30
 
 # Seeds of tasks, SFT and GRPO that the search for the recipe never saw; the base stays the same.

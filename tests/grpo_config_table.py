@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT / "scripts"), str(Path(__file__).parent)]
 
 from trl import GRPOConfig  # noqa: E402 - the path comes first
 
-from agentrl.study.config import Study, validate_study
+from agentrl.study.config import Study, validate_study  # noqa: E402
 from agentrl.study.strictyaml import read_yaml  # noqa: E402
 from agentrl.training import arguments  # noqa: E402
 

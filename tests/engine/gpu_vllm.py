@@ -28,13 +28,13 @@ from agentrl.engine.transformers import TransformersEngine  # noqa: E402
 from agentrl.policy.loading import load_model  # noqa: E402
 from agentrl.rollout.loop import Rollout  # noqa: E402
 from agentrl.rollout.sampler import Request, follow  # noqa: E402
-from agentrl.study.config import Study, validate_study
+from agentrl.study.config import Study, validate_study  # noqa: E402
 from agentrl.study.strictyaml import read_yaml  # noqa: E402
 from agentrl.tasks.families import generate  # noqa: E402
 from agentrl.training import grpo  # noqa: E402
 from agentrl.training.health import sampler_gap  # noqa: E402
 from agentrl.training.reward import random_reward  # noqa: E402
-from agentrl.training.settings import TrainingSettings
+from agentrl.training.settings import TrainingSettings  # noqa: E402
 
 PROMPT, BUDGET = 512, 768
 """Tokens; the budget is the pilot's."""

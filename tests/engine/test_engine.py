@@ -46,7 +46,7 @@ STOPS = range(0, 1500, 12)
 @pytest.fixture(scope="module")
 def start_model() -> Qwen3ForCausalLM:
     """The committed start policy, which samples real turns."""
-    return AutoModelForCausalLM.from_pretrained(Path(__file__).parent / "data/start", use_safetensors=True).eval()
+    return AutoModelForCausalLM.from_pretrained(Path(__file__).parents[1] / "data/start", use_safetensors=True).eval()
 
 
 def requests(count: int = 8, budget: int = 25) -> list[Request]:

@@ -19,7 +19,7 @@ from agentrl.evidence.files import read_json
 from agentrl.policy.settings import Model
 from agentrl.rollout.sampler import EngineError
 
-START = Path(__file__).resolve().parent / "data/start"
+START = Path(__file__).resolve().parents[1] / "data/start"
 GPU = Model(start="x", dtype="bfloat16", device="cuda")
 TORCH = "2.11.0+cu130"
 

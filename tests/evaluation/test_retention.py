@@ -20,7 +20,7 @@ from agentrl.rollout.settings import Decoding
 from agentrl.study.config import Study
 from agentrl.training.expert import encode_turn
 
-MGSM = Path(__file__).resolve().parents[2] / "shared/data/mgsm_de.tsv"
+MGSM = Path(__file__).resolve().parents[3] / "shared/data/mgsm_de.tsv"
 PINNED = ["mgsm-de-002", "mgsm-de-004", "mgsm-de-006", "mgsm-de-017"]
 """First of the 64 items that seed 42 chooses."""
 

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from agentrl.evidence.sources import SCRIPTS, UNSEEN, closure, code_digest, code_params
+from agentrl.evidence.sources import SCRIPTS, UNSEEN, closure, code_digest, code_params, meaning
 
 COMMANDS = sorted(path.name for path in SCRIPTS.glob("*.py"))
 LIBRARY = sorted(path for path in (SCRIPTS / "agentrl").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
@@ -42,6 +42,7 @@ def tree(tmp_path: Path) -> Path:
     files = {
         "x.py": "import json\nfrom agentrl import a\n",
         "agentrl/__init__.py": "",
+        "agentrl/evidence/__init__.py": "",
         "agentrl/a.py": "def late():\n    import agentrl.deep.b\n",
         "agentrl/deep/__init__.py": "from agentrl.beside import value\n",
         "agentrl/deep/b.py": "from agentrl.deep.c import name as other\nimport torch.agentrl\n",
@@ -54,7 +55,7 @@ def tree(tmp_path: Path) -> Path:
         path = tmp_path / "scripts" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    shutil.copyfile(SCRIPTS / "agentrl/evidence/sources.py", tmp_path / "scripts/agentrl/sources.py")
+    shutil.copyfile(SCRIPTS / "agentrl/evidence/sources.py", tmp_path / "scripts/agentrl/evidence/sources.py")
     return tmp_path / "scripts"
 
 
@@ -84,25 +85,18 @@ def test_an_import_in_any_statement_is_followed(tree: Path, text: str) -> None:
 
 
 def test_params_name_each_file_with_the_start_of_its_digest() -> None:
-    digests = json.loads(code_digest("plan.py"))
-    assert code_params("plan.py") == [f"{name} {digests[name][:16]}" for name in closure("plan.py")]
+    assert code_params("plan.py") == [f"{name} {meaning(name)[:16]}" for name in closure("plan.py")]
 
 
 def test_closure_of_a_real_command() -> None:
     found = set(closure("compare.py"))
-    wanted = (
-        "comparison.py",
-        "statistics.py",
-        "trajectory.py",
-        "environment.py",
-        "calculator.py",
-        "config.py",
-        "manifest.py",
-        "sources.py",
-    )
+    wanted = ("judgement/comparison.py", "judgement/settings.py", "statistics/paired.py", "rollout/trajectory.py", "evidence/stage.py")
     assert {"compare.py", "agentrl/__init__.py", *(f"agentrl/{name}" for name in wanted)} <= found
-    assert {f"agentrl/tasks/data/{path.name}" for path in (SCRIPTS / "agentrl/data").glob("*.json")} <= found
-    assert not {"agentrl/training/grpo.py", "agentrl/policy/loading.py", "agentrl/policy/merge.py", "agentrl/report/summary.py", "summarize.py"} & found
+    strangers = ("training/grpo.py", "policy/loading.py", "policy/merge.py", "report/summary.py", "tasks/families.py", "study/config.py")
+    assert not {"summarize.py", *(f"agentrl/{name}" for name in strangers)} & found
+    assert not any(name.endswith(".json") for name in found), "a comparison does not rest on the names of cities"
+    data = {f"agentrl/tasks/data/{path.name}" for path in (SCRIPTS / "agentrl/tasks/data").glob("*.json")}
+    assert data <= set(closure("generate_tasks.py"))
     assert "agentrl/report/templates/summary.md.j2" in closure("summarize.py")
     assert {"agentrl/engine/__init__.py", "agentrl/engine/transformers.py", "agentrl/training/grpo.py"} <= set(closure("train.py"))
 
@@ -112,6 +106,66 @@ def test_digest_is_canonical_and_names_every_file(command: str) -> None:
     found = json.loads(code_digest(command))
     assert tuple(found) == closure(command)
     assert command in found
+
+
+def test_no_job_reads_the_whole_study_s_configuration() -> None:
+    """Else an edit of one wing's settings would rerun the jobs of all."""
+    for name in COMMANDS:
+        assert not [file for file in closure(name) if file.startswith("agentrl/study/")], name
+
+
+SAME = {
+    "a comment": lambda text: "# a comment\n" + text + "\n# another\n",
+    "blank lines": lambda text: text.replace("\n\n", "\n\n\n\n"),
+    "double quotes": lambda text: text.replace("'x'", '"x"'),
+    "parentheses": lambda text: text.replace("return a", "return (a)"),
+    "a call over several lines": lambda text: text.replace("f(a, b)", "f(\n        a,\n        b,\n    )"),
+    "a string in two parts": lambda text: text.replace('"one two"', '("one " "two")'),
+    "a deeper docstring": lambda text: text.replace("    Second line.", "        Second line.").replace('    """First', '    """First'),
+}
+OTHER = {
+    "a word of a docstring": lambda text: text.replace("Second", "Another"),
+    "a name": lambda text: text.replace("a, b", "a, c"),
+    "a number": lambda text: text.replace("1", "2"),
+    "an annotation": lambda text: text.replace("-> str", "-> int"),
+    "a statement more": lambda text: text + "X = 1\n",
+    "an import": lambda text: text.replace("import json", "import json, os"),
+}
+MODULE = '''import json
+def f(a, b=1) -> str:
+    """First line.
+
+    Second line.
+    """
+    f(a, b)
+    g("one two", 'x')
+    return a
+'''
+
+
+@pytest.mark.parametrize("change", SAME)
+def test_a_module_means_the_same(tree: Path, change: str) -> None:
+    (tree / "agentrl/a.py").write_text(MODULE)
+    before = sources_of(tree).meaning("agentrl/a.py")
+    (tree / "agentrl/a.py").write_text(SAME[change](MODULE))
+    assert SAME[change](MODULE) != MODULE
+    assert sources_of(tree).meaning("agentrl/a.py") == before
+
+
+@pytest.mark.parametrize("change", OTHER)
+def test_a_module_means_something_else(tree: Path, change: str) -> None:
+    (tree / "agentrl/a.py").write_text(MODULE)
+    before = sources_of(tree).meaning("agentrl/a.py")
+    (tree / "agentrl/a.py").write_text(OTHER[change](MODULE))
+    assert sources_of(tree).meaning("agentrl/a.py") != before
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_another_width_of_the_formatter_means_the_same(checkout: Path, width: int) -> None:
+    before = {command: sources_of(checkout).code_params(command) for command in COMMANDS}
+    ruff = Path(sys.executable).with_name("ruff")
+    subprocess.run([ruff, "format", "--quiet", "--isolated", "--line-length", str(width), checkout], check=True)
+    assert {command: sources_of(checkout).code_params(command) for command in COMMANDS} == before
 
 
 @pytest.mark.parametrize("command", ["train.py", "summarize.py"])
@@ -187,7 +241,8 @@ def test_light_commands_never_import_torch_and_load_only_their_closure() -> None
         "    found[name] = [m.__file__ for k, m in sys.modules.items() if k.split('.')[0] == 'agentrl']\n"
         "json.dump([found, sorted({m.split('.')[0] for m in sys.modules})], sys.stdout)"
     )
-    names = [name.removesuffix(".py") for name in LIGHT] + [f"agentrl.{m}" for m in ("statistics", "comparison", "report", "health")]
+    modules = ("statistics.paired", "judgement.comparison", "report.summary", "training.health")
+    names = [name.removesuffix(".py") for name in LIGHT] + [f"agentrl.{module}" for module in modules]
     done = subprocess.run([sys.executable, "-c", code, str(SCRIPTS), *names], capture_output=True, text=True, check=True)
     found, packages = json.loads(done.stdout)
     assert not {"torch", "transformers", "trl", "peft", "datasets"} & set(packages)

@@ -87,7 +87,7 @@ def test_a_folder_in_use_is_waited_for(inputs: list[Path]) -> None:
         "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; from agentrl.work import WorkFolder\n"
         "with WorkFolder(Path(sys.argv[2]), [Path(p) for p in sys.argv[3:]], 1, 'train.py') as run: (run.path / 'second').touch()"
     )
-    scripts = Path(work.__file__).parents[1]
+    scripts = Path(work.__file__).parents[2]
     with folder(inputs) as run:
         second = subprocess.Popen([sys.executable, "-c", code, scripts, run.path.parent, *inputs])
         with pytest.raises(subprocess.TimeoutExpired):

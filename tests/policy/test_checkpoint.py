@@ -11,7 +11,7 @@ from agentrl.evidence.files import write_json
 from agentrl.evidence.hashing import hash_files
 from agentrl.policy.files import INDEX, files, start_params, weight_files
 
-START = Path(__file__).parent / "data/start"
+START = Path(__file__).parents[1] / "data/start"
 LOADED = ["chat_template.jinja", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 
 

@@ -51,7 +51,7 @@ PIECES = [
 ]
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(st.characters()))
 JSON = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
-SHIPPED = Path(__file__).parent / "data/start/chat_template.jinja"
+SHIPPED = Path(__file__).parents[1] / "data/start/chat_template.jinja"
 PROTOCOLS = pytest.mark.parametrize("which", ["chat", "qwen_chat"])
 
 

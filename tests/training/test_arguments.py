@@ -31,7 +31,7 @@ from agentrl.training.settings import Arm, TrainingSettings
 from agentrl.verify import arguments as checked
 from agentrl.verify.chain import _overridden
 
-DEFAULTS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "data/defaults.json").read_text(encoding="utf-8"))
+DEFAULTS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parents[1] / "data/defaults.json").read_text(encoding="utf-8"))
 """Whose argument -> those that we leave alone -> their default, kept by hand."""
 
 

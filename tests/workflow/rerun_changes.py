@@ -18,7 +18,10 @@ from rerun_edits import (
     append,
     branched,
     cloned,
+    commented,
+    meant,
     moved,
+    reformatted,
     repinned,
     reshelled,
     touched,
@@ -26,7 +29,7 @@ from rerun_edits import (
     without_placebo,
     without_weights,
     write,
-)  # fmt: skip
+)
 from rerun_expected import COMMANDS, UNDECIDED, Design, code, first_jobs, reads, users, wave
 from rerun_studies import CHOSEN, DEMO, MICRO, MICRO_RAW, WARMUP, Change
 
@@ -37,20 +40,22 @@ _LONG_AGO = 1_000_000_000
 
 
 def sources(imported: Mapping[str, list[str]]) -> Iterator[Change]:
-    """A byte more in each file below scripts/."""
+    """Another meaning of each file below scripts/; comments and layout, which mean nothing."""
     for path in sorted(SCRIPTS.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
             name = path.relative_to(SCRIPTS).as_posix()
             expected = wave(users(name, imported), MICRO)
-            yield Change(f"scripts/{name} edited", expected, edit=lambda f, name=name: append(f / "scripts" / name, "\n"))
-    library = ("demo/policy.py", "demo/demonstrations.py", "warmup.py", "supervised.py", "expert.py")
+            yield Change(f"scripts/{name} edited", expected, edit=lambda f, name=name: meant(f / "scripts" / name))
+    yield Change("a comment in every module, every JSON file laid out anew", set(), edit=commented)
+    yield Change("every module formatted for another width", set(), edit=reformatted)
+    library = ("demo/policy.py", "demo/demonstrations.py", "training/warmup.py", "training/supervised.py", "training/expert.py")
     for name in ("train_demo_base.py", "train_demo_sft.py", "warm_up.py", *(f"agentrl/{file}" for file in library)):
         expected = wave(users(name, imported), DEMO)
-        yield Change(f"scripts/{name} edited, demo", expected, edit=lambda f, name=name: append(f / "scripts" / name, "\n"), base="demo")
+        yield Change(f"scripts/{name} edited, demo", expected, edit=lambda f, name=name: meant(f / "scripts" / name), base="demo")
 
     def backdated(folder: Path) -> None:
-        path = folder / "scripts/agentrl/grpo.py"
-        append(path, "\n")
+        path = folder / "scripts/agentrl/training/grpo.py"
+        meant(path)
         os.utime(path, (_LONG_AGO, _LONG_AGO))
 
     yield Change("a module edited, dated before every output", wave(users("agentrl/training/grpo.py", imported), MICRO), edit=backdated)
@@ -79,9 +84,10 @@ def behind_gates(imported: Mapping[str, list[str]]) -> Iterator[Change]:
     """Changes behind training's gates, together with a change of the gates: Snakemake alone would overlook them (`rules/code.smk`)."""
     gates = {"plan": {"wanted_difference": 0.2}, "preflight": {"groups": 3}}
     first = [*first_jobs("plan"), *first_jobs("preflight")]
-    for name in ("agentrl/training/grpo.py", "agentrl/policy/merge.py", "agentrl/evaluation/retention.py", "agentrl/judgement/comparison.py", "agentrl/evidence/ledger.py"):
+    modules = ("training/grpo.py", "policy/merge.py", "evaluation/retention.py", "judgement/comparison.py", "evidence/ledger.py")
+    for name in (f"agentrl/{module}" for module in modules):
         expected = wave([*first, *users(name, imported)], MICRO)
-        yield Change(f"other gates, and {name} edited", expected, gates, edit=lambda f, name=name: append(f / "scripts" / name, "\n"))
+        yield Change(f"other gates, and {name} edited", expected, gates, edit=lambda f, name=name: meant(f / "scripts" / name))
     for rule, file in (("train", "train"), ("merge", "merge"), ("statistics", "statistics"), ("summary", "report")):
         expected = wave([*first, code(COMMANDS[rule])], MICRO)
         yield Change(
@@ -95,7 +101,7 @@ def behind_gates(imported: Mapping[str, list[str]]) -> Iterator[Change]:
     yield Change("other gates, and an arm warmed up", expected, gates | {"arms": {"pilot": {"warmup": WARMUP}}})
     for name in ("agentrl/training/grpo.py", "agentrl/evaluation/agent.py"):
         expected = wave(["gpu_preflight", *users(name, imported)], MICRO)
-        yield Change(f"other pins, and {name} edited", expected, edit=lambda f, n=name: append(repinned(f) / "scripts" / n, "\n"))
+        yield Change(f"other pins, and {name} edited", expected, edit=lambda f, n=name: meant(repinned(f) / "scripts" / n))
     expected = wave(["gpu_preflight", code("train.py")], MICRO)
     yield Change("other pins, and rule train: shell", expected, edit=lambda f: reshelled(repinned(f) / "rules/train.smk", "train"))
 

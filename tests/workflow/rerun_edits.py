@@ -3,10 +3,12 @@
 Copies share their files with the study (`rerun_bases.link_tree`), so a file is replaced, never written in place.
 """
 
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from copy import deepcopy
@@ -30,6 +32,32 @@ def append(path: Path, text: str) -> None:
     content = path.read_bytes()
     path.unlink()
     path.write_bytes(content + text.encode())
+
+
+def meant(path: Path) -> None:
+    """Another meaning of a source file, which need not run: a comment or an empty line would be none."""
+    if path.suffix == ".json":
+        said = json.loads(path.read_text(encoding="utf-8"))
+        write(path, json.dumps([*said, "edited"] if isinstance(said, list) else said | {"edited": 1}, ensure_ascii=False))
+    else:
+        append(path, "EDITED = 1\n")
+
+
+def commented(folder: Path) -> None:
+    """A comment in every module below scripts/, and every JSON file laid out anew."""
+    for path in sorted((folder / "scripts").rglob("*")):
+        if path.suffix == ".py":
+            append(path, "\n# a comment\n")
+        elif path.suffix == ".json":
+            write(path, json.dumps(json.loads(path.read_text(encoding="utf-8"))))
+
+
+def reformatted(folder: Path) -> None:
+    """Every module laid out by the formatter for another width."""
+    for path in (folder / "scripts").rglob("*.py"):
+        append(path, "")  # a file of its own: the formatter writes in place
+    ruff = Path(sys.executable).with_name("ruff")
+    subprocess.run([ruff, "format", "--quiet", "--isolated", "--line-length", "90", "scripts"], cwd=folder, check=True)
 
 
 def touched(folder: Path, only: tuple[str, ...] = ("",)) -> None:
@@ -59,7 +87,7 @@ def branched(folder: Path) -> None:
     """Edit and commit on a branch, come back: same bytes, new time stamps."""
     commit(folder)
     git(folder, "checkout", "-q", "-b", "away")
-    for name in ("scripts/agentrl/grpo.py", "rules/train.smk", "config.yaml"):
+    for name in ("scripts/agentrl/training/grpo.py", "rules/train.smk", "config.yaml"):
         append(folder / name, "\n# away\n")
     git(folder, "commit", "-qam", "away")
     git(folder, "checkout", "-q", "-")

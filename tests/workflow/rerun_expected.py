@@ -185,8 +185,9 @@ COMMANDS: dict[str, str] = {
 }
 """Rule -> the command it runs; rules of `baselines.smk` are no part of the studies compared here."""
 
+DATA = ("cities", "customers", "goods", "order_total", "scaffold")
 LATE: dict[str, tuple[str, ...]] = {
-    "agentrl/tasks/families.py": tuple(f"agentrl/tasks/data/{name}.json" for name in ("cities", "customers", "goods", "order_total", "scaffold")),
+    "agentrl/tasks/families.py": tuple(f"agentrl/tasks/data/{name}.json" for name in DATA),
     "agentrl/report/summary.py": ("agentrl/report/templates/summary.md.j2",),
     "agentrl/engine/loading.py": ("agentrl/engine/vllm.py",),  # where it is installed
     "agentrl/engine/static/forward.py": ("agentrl/engine/static/attention.py",),  # on a GPU

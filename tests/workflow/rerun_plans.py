@@ -69,7 +69,7 @@ class Planner:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         words = ["-n", "--cores", "2", "--configfile", *configs, *arguments]
-        self.process.stdin.write(json.dumps([str(folder), words, dict(environment or {})]) + "\n")
+        self.process.stdin.write(json.dumps([str(folder), words, {"PIPELINE_PLAN": "all", **(environment or {})}]) + "\n")
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
         if not answer:

@@ -19,7 +19,7 @@ import rerun_configs
 from micro_study import snakemake
 from raw_studies import DEMO_RAW
 from rerun_bases import Bases
-from rerun_edits import STUDY, append, write
+from rerun_edits import STUDY, append, meant, write
 from rerun_expected import COMMANDS, LATE, UNDECIDED, first_jobs, reads, wave
 from rerun_plans import CONFIGS, Plan, Planner, planners
 from rerun_studies import CHOSEN, DEMO, MICRO, MICRO_RAW, Change
@@ -130,7 +130,7 @@ def test_a_plan_shows_the_value_before_and_after(bases: Bases) -> None:
 
 
 def test_a_plan_names_the_source_file_that_changed_and_no_other(bases: Bases) -> None:
-    change = Change("", set(), edit=lambda folder: append(folder / "scripts/agentrl/grpo.py", "\n"))
+    change = Change("", set(), edit=lambda folder: meant(folder / "scripts/agentrl/training/grpo.py"))
     assert re.findall(r"[\w/]+\.py", reason(bases, change, "code_train")) == ["agentrl/training/grpo.py", "agentrl/training/grpo.py"]
     assert reason(bases, change, "train pilot 3") == f"Input files updated by another job: {STUDY}/code/train.txt"
 
