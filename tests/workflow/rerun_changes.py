@@ -124,6 +124,7 @@ def files() -> Iterator[Change]:
     yield Change("weights deleted to save space", set(), edit=without_weights)
     yield Change("envs/cpu.txt: a pin changed", wave({"gpu_preflight"}, MICRO), edit=repinned)
     yield Change("GPU rules under another Python", set(), environment={"PIPELINE_GPU_PYTHON": "/elsewhere/bin/python"})
+    yield Change("the node held to another lock", wave({"gpu_preflight"}, MICRO), environment={"PIPELINE_GPU_LOCK": "envs/gpu-cu12.txt"})
     for name in (
         "preflight/gpu/report.json",
         "code/train.txt",
