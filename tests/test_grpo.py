@@ -27,7 +27,7 @@ from agentrl.manifest import write_json
 from agentrl.protocol import ChatProtocol
 from agentrl.reward import random_reward, shaped_reward
 from agentrl.rollout import Rollout
-from agentrl.tasks import Task, lookup_call
+from agentrl.tasks import Task, generate, lookup_call
 from agentrl.trajectory import Trajectory
 from agentrl.verify import evidence as verification
 from agentrl.verify import gates
@@ -86,8 +86,8 @@ class Lab:
 
 
 @pytest.fixture(scope="module")
-def lab(study: Study, tasks: list[Task], tiny_model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, chat: ChatProtocol) -> Lab:
-    return Lab(study, tasks[:6], tiny_model, copy.deepcopy(tokenizer), chat)
+def lab(study: Study, tiny_model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, chat: ChatProtocol) -> Lab:
+    return Lab(study, generate(study.tasks, "train", 6), tiny_model, copy.deepcopy(tokenizer), chat)
 
 
 @dataclass
