@@ -154,7 +154,7 @@ def test_episodes_are_on_disk_before_the_step(run: Run) -> None:
 
 def test_every_episode_is_recorded_once_under_its_policy(run: Run) -> None:
     keys = [episode.key for episode in run.episodes]
-    assert {(key.policy, key.seed, key.split) for key in keys} == {(POLICY, 3, "dev")}
+    assert {(key.policy, key.seed, key.split) for key in keys} == {(POLICY, 3, "train")}
     assert [key.step for key in keys] == [0] * BATCH + [1] * BATCH
     assert [key.trial for key in keys] == list(range(GROUP)) * 4
     assert len({key.task for key in keys[:BATCH]}) == len({key.task for key in keys[BATCH:]}) == 2
