@@ -277,7 +277,8 @@ def test_verification_s_gates_hold_for_what_trl_computed(lab: Lab, tmp_path: Pat
     assert findings.passed, findings.first
     assert findings.counts["losses recomputed"] == 3
     assert steps[2]["kl"] > 1
-    wrong = [{**step, "loss": step["loss"] + 2.0 + 100 * trained["kl"] * step["kl"]} for step in steps]  # beyond how KL may spread over rows
+    beyond = 100 * trained["kl"]  # more than the way in which the KL spreads over rows can explain
+    wrong = [{**step, "loss": step["loss"] + 2.0 + beyond * step["kl"]} for step in steps]
     gates._losses(tmp_path / grpo.STEPS, wrong, rows, config, findings)
     assert findings.breaks["loss"] == 3
 
