@@ -28,5 +28,10 @@ rule all:
         evaluated_records,
 
 
+onstart:
+    refuse_to_replace()
+    refuse_second_writers()
+
+
 onsuccess:
     shell("python scripts/show_study.py --study {R}")

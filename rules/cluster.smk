@@ -8,8 +8,8 @@ GPU_PYTHON = os.environ.get(profile.GPU_PYTHON, "python")
 workflow.register_envvars(*(name for name in (profile.GPU_PYTHON, profile.GPU_LOCK) if name in os.environ))
 
 
-onstart:
-    refuse_to_replace()
+def refuse_second_writers():
+    """Called by `onstart`: jobs that a killed snakemake left in the queue still write here."""
     if workflow.executor_plugin.name == "slurm":
         try:
             slurm.check_visible(Path.cwd())

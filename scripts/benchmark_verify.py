@@ -22,6 +22,7 @@ from agentrl.evaluation import retention
 from agentrl.evaluation.agent import episodes, measures
 from agentrl.evidence import freeze
 from agentrl.evidence.files import read_json, write_json, write_text
+from agentrl.evidence.provenance import environment
 from agentrl.evidence.section import merge
 from agentrl.evidence.stage import Stage, run_command
 from agentrl.rollout import trajectory
@@ -34,14 +35,19 @@ from agentrl.study.sections import canonical, sections
 from agentrl.study.strictyaml import read_yaml
 from agentrl.tasks.families import Task, generate, lookup_call, write_tasks
 from agentrl.training.expert import calculator_call, encode_turn
-from agentrl.training.health import StepRecord, group_advantages
+from agentrl.training.health import EPSILON, StepRecord, gates, group_advantages
 from agentrl.training.reward import shaped
+from agentrl.verify import arguments as verify_arguments
+from agentrl.verify.gates import loss_range
+from agentrl.verify.merges import CONTEXTS, LOGIT_TOLERANCE
 from agentrl.verify.replay import runs
 
 CANDIDATE = "pilot/seed-42"
+TARGETS = 14
+"""Weights that the adapter, which nobody trained, would have."""
 SENTENCE = "Ich überlege Schritt für Schritt, was hier verlangt ist, und prüfe die Angaben. "
-THOUGHT = 12
-"""Sentences of one thought: a turn then has about 250 tokens of Qwen3's tokenizer, three turns the pilot's budget."""
+THINKING = 0.7
+"""Share of the budget that an episode thinks, in thirds; calls, observations and the answer take the rest."""
 
 
 def main() -> None:
@@ -89,17 +95,25 @@ class Synthetic:
         changes = {"training": {"steps": 16 * scale}, "evaluation": {"splits": ["test"], "trials": scale}, "arms": {"placebo": None}}
         merged = merge(raw, changes)
         merged["arms"] = {"pilot": raw["arms"]["pilot"]}
+        merged["model"] |= {"device": "cpu", "dtype": "float32"}
         merged["retention"] |= {"source": "word-problems", "items": 64 * scale}
         self.study, self.settings = study, validate_study(merged)
         self.sections = sections(self.settings)
         self.source, self.chat = tokenizer, ChatProtocol(load_tokenizer(tokenizer))
         self.rollout = Rollout(ScriptedEngine(self._speak, self.chat.stop_ids), self.chat, self.settings.protocol)
         self.known: dict[str, Task] = {}
+        sentence = len(self.chat.tokenizer.encode(SENTENCE, add_special_tokens=False))
+        self.thought = SENTENCE * max(1, int(THINKING * self.settings.protocol.budget / 3 / sentence))
 
     def make(self) -> None:
         """Write every folder of the study."""
         for name, content in self.sections.items():
             write_text(self.study / "config" / f"{name}.json", canonical(content))
+        write_json(self.study / "config" / "design.json", {"candidates": [CANDIDATE]})
+        here = environment()
+        found = {"packages": here["packages"], "weights": 0, "free_disk": 1 << 40, "gpu": None}
+        report = {"model": self.sections["model"], "checkpoints": 1, "environment": here, **found}
+        write_json(self.study / "preflight" / "gpu" / "report.json", report)
         self._start()
         self._tasks()
         self._freezes()
@@ -164,22 +178,11 @@ class Synthetic:
             pairs = zip(played, advantages, strict=True)
             batch = [replace(t, advantage=round(a, 6), loss_runs=runs(t.loss_mask)) for t, a in pairs]
             records += batch
-            steps.append(StepRecord.of(batch, settings.group_size))
+            loss, _ = loss_range([t.to_json() for t in batch], 0.0, settings.model_dump(mode="json"), self.settings.protocol.budget)
+            steps.append(replace(StepRecord.of(batch, settings.group_size), loss=loss, grad_norm=1.0))
         with open(stage.folder / "episodes.jsonl", "w", encoding="utf-8") as stream:
             trajectory.append(stream, records)
         write_text(stage.folder / "steps.jsonl", "".join(json.dumps(asdict(s)) + "\n" for s in steps))
-        facts = {
-            "policy": CANDIDATE,
-            "engine": "scripted",
-            "gap_max": 0.0,
-            "steps": len(steps),
-            "episodes": len(records),
-            "groups": len(steps),
-            "mixed_groups": sum(s.mixed_groups for s in steps),
-            "unique_tasks": len({t.key.task for t in records}),
-            "strict_success": sum(t.outcome.strict for t in records),
-            "mean_reward": round(sum(t.reward or 0.0 for t in records) / len(records), 6),
-        }
         frozen = read_json(self.study / "freeze/train.json")["config"]
         files = {
             "start": "start/manifest.json",
@@ -189,10 +192,20 @@ class Synthetic:
         }
         inputs = {role: self.study / name for role, name in files.items()}
         arm = {**frozen, "arm": self.sections["arm-pilot"], "seed": seed}
-        stage.manifest(inputs, ["episodes.jsonl", "steps.jsonl"], arm, facts)
+        trained_with = {"grpo_config": verify_arguments.trainer(arm), "lora_config": verify_arguments.lora(arm["training"]["lora"])}
+        facts = {"policy": CANDIDATE, "engine": "scripted", "advantage_epsilon": EPSILON, **trained_with}
+        write_json(stage.folder / "adapter" / "adapter_config.json", trained_with["lora_config"])
+        stage.manifest(inputs, ["episodes.jsonl", "steps.jsonl"], arm, facts | gates(steps, 2 * TARGETS, [], settings))
         merged = self._stage(f"arms/{CANDIDATE}/merged", "merge_adapter.py")
         inputs = {"start": inputs["start"], "train": stage.folder / "manifest.json", "section": self.study / "config/model.json"}
-        merged.manifest(inputs, [], self.sections["model"], {"steps": len(steps)})
+        audit = {
+            "tensors": TARGETS + 1, "targets": TARGETS, "changed": TARGETS, "identical": 1, "tied_head": False, "update_kept": 1.0,
+            "weights_moved": 1.0, "largest_logit_difference": 0.0, "stored_dtype": "float32", "tolerance": LOGIT_TOLERANCE["float32"],
+            "contexts": CONTEXTS,
+        }  # fmt: skip
+        write_json(merged.folder / "merge.json", audit)
+        write_json(self.study / "start" / "model" / "config.json", {"tie_word_embeddings": False})
+        merged.manifest(inputs, ["merge.json"], self.sections["model"], {"steps": len(steps), "audit": audit})
 
     def _model(self, policy: str) -> Path:
         return self.study / ("start" if policy == "baseline" else f"arms/{policy}/merged") / "manifest.json"
@@ -228,7 +241,7 @@ class Synthetic:
         subprocess.run([*command, "--out", str(self.study / "statistics"), "--evaluations", *map(str, evaluated)], check=True)
 
     def _turn(self, content: str) -> list[int]:
-        return encode_turn(self.chat, f"<think>\n{SENTENCE * THOUGHT}\n</think>\n\n{content}")
+        return encode_turn(self.chat, f"<think>\n{self.thought}\n</think>\n\n{content}")
 
     def _speak(self, request: Request) -> list[int]:
         """Expert on even trials; on odd ones the last turn forgets its answer tag."""

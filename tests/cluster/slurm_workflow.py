@@ -23,6 +23,9 @@ sys.path.insert(0, "scripts")
 R = "{RESULTS}"
 include: "rules/cluster.smk"
 
+onstart:
+    refuse_second_writers()
+
 rule all:
     localrule: True
     input: [f"{{R}}/{{name}}" for name in NAMES]

@@ -26,7 +26,7 @@ from agentrl.rollout.loop import Rollout
 from agentrl.rollout.sampler import Engine, EngineError, Request, Sample
 from agentrl.rollout.trajectory import Trajectory
 from agentrl.study.config import Study
-from agentrl.tasks.families import Task, lookup_call
+from agentrl.tasks.families import Task, generate, lookup_call
 from agentrl.training import grpo
 from agentrl.training.expert import calculator_call, encode_turn
 from agentrl.training.health import HealthError, StepRecord, group_advantages
@@ -89,8 +89,8 @@ class Lab:
 
 
 @pytest.fixture(scope="module")
-def lab(study: Study, tasks: list[Task], tiny_model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, chat: ChatProtocol) -> Lab:
-    return Lab(study, tasks[:6], tiny_model, copy.deepcopy(tokenizer), chat)
+def lab(study: Study, tiny_model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, chat: ChatProtocol) -> Lab:
+    return Lab(study, generate(study.tasks, "train", 6), tiny_model, copy.deepcopy(tokenizer), chat)
 
 
 @dataclass
@@ -157,7 +157,7 @@ def test_episodes_are_on_disk_before_the_step(run: Run) -> None:
 
 def test_every_episode_is_recorded_once_under_its_policy(run: Run) -> None:
     keys = [episode.key for episode in run.episodes]
-    assert {(key.policy, key.seed, key.split) for key in keys} == {(POLICY, 3, "dev")}
+    assert {(key.policy, key.seed, key.split) for key in keys} == {(POLICY, 3, "train")}
     assert [key.step for key in keys] == [0] * BATCH + [1] * BATCH
     assert [key.trial for key in keys] == list(range(GROUP)) * 4
     assert len({key.task for key in keys[:BATCH]}) == len({key.task for key in keys[BATCH:]}) == 2
@@ -280,7 +280,8 @@ def test_verification_s_gates_hold_for_what_trl_computed(lab: Lab, tmp_path: Pat
     assert findings.passed, findings.first
     assert findings.counts["losses recomputed"] == 3
     assert steps[2]["kl"] > 1
-    wrong = [{**step, "loss": step["loss"] + 2.0} for step in steps]
+    beyond = 100 * trained["kl"]  # more than the way in which the KL spreads over rows can explain
+    wrong = [{**step, "loss": step["loss"] + 2.0 + beyond * step["kl"]} for step in steps]
     gates._losses(tmp_path / grpo.STEPS, wrong, rows, config, findings)
     assert findings.breaks["loss"] == 3
 

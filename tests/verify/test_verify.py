@@ -369,7 +369,7 @@ RECOMPUTED: dict[str, tuple[Tamper, str]] = {
     "p value": (data(COMPARED, put(f"{PAIR}.mcnemar_p", 0.001)), "statistics"),
     "gate": (data(COMPARED, put("pilot.pilot/seed-3.retention.zero_drop_gate.passed", lambda old: not old)), "statistics"),
     "arm's difference": (data(JUDGED, put("arms.pilot.agent-test.difference", lambda old: old + 0.125)), "statistics"),
-    "t interval": (data(JUDGED, put("arms.pilot.agent-test.two_way.interval", None)), "statistics"),
+    "t interval": (data(JUDGED, put("arms.pilot.agent-test.two_way.interval", {"low": 0.5, "high": 0.75})), "statistics"),
     "arm's p value": (data(JUDGED, put("arms.pilot.agent-test.item_p", 0.001)), "statistics"),
     "crossed bootstrap": (data(JUDGED, put("arms.pilot.agent-test.crossed_bootstrap.low", 0.5)), "statistics"),
     "pass^k": (data(JUDGED, put("pass_hat_k.baseline.agent-test.1", 0.99)), "statistics"),

@@ -65,7 +65,8 @@ def _weights(study: Path, file: Path, report: Mapping[str, Any], findings: Findi
 def _gpu(file: Path, report: Mapping[str, Any], dtype: str, findings: Findings) -> None:
     """A GPU build, a driver for it, a GPU with the arithmetic and the memory."""
     gpu, needed = report["gpu"], MEMORY_FACTOR * report["weights"]
-    findings.equal("node", file, "", "gpu.torch", report["packages"].get("torch", gpu["torch"]), gpu["torch"])
+    recorded = report["packages"].get("torch", gpu["torch"])
+    findings.equal("node", file, "", "gpu.torch", _release(recorded), _release(gpu["torch"]))
     holds = {
         "gpu.built_for": ("a GPU build of torch", gpu["built_for"] is not None),
         "gpu.driver_cuda": (f"a driver for CUDA {gpu['built_for']}", _major(gpu["driver_cuda"]) >= _major(gpu["built_for"])),
@@ -76,6 +77,11 @@ def _gpu(file: Path, report: Mapping[str, Any], dtype: str, findings: Findings) 
     for field, (expected, passed) in holds.items():
         if not passed:
             findings.add("node", file, "", field, expected, gpu[field.removeprefix("gpu.")])
+
+
+def _release(version: str) -> str:
+    """A version without its build (`2.11.0+cu130`): package metadata may leave it out."""
+    return version.split("+")[0]
 
 
 def _major(version: str | None) -> float:
