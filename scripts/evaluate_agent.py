@@ -11,7 +11,7 @@ from agentrl.evidence import ledger
 from agentrl.evidence.freeze import Frozen
 from agentrl.evidence.hashing import sha256
 from agentrl.evidence.stage import open_stage, run_command
-from agentrl.policy.loading import check_policy
+from agentrl.policy.checkpoint import check_policy
 from agentrl.policy.settings import Model
 from agentrl.rollout import trajectory
 from agentrl.rollout.loop import Rollout

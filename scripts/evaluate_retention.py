@@ -11,7 +11,7 @@ from agentrl.evaluation import retention
 from agentrl.evaluation.settings import Retention
 from agentrl.evidence.freeze import Frozen
 from agentrl.evidence.stage import open_stage, run_command
-from agentrl.policy.loading import check_policy
+from agentrl.policy.checkpoint import check_policy
 from agentrl.policy.settings import Model
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from agentrl.evidence import freeze
 from agentrl.evidence.files import read_json, write_json
 from agentrl.evidence.stage import run_command
+from agentrl.policy.checkpoint import check_checkpoint, check_policy
 from agentrl.policy.files import TOKENIZER_FILES
-from agentrl.policy.loading import check_checkpoint, check_policy
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from agentrl.evaluation import recorded, retention
 from agentrl.evidence.files import write_text
 from agentrl.evidence.freeze import Frozen
 from agentrl.evidence.stage import open_stage, run_command
-from agentrl.policy.loading import check_policy
+from agentrl.policy.checkpoint import check_policy
 from agentrl.policy.settings import Model
 from agentrl.rollout.chat import ChatProtocol, load_tokenizer
 

@@ -10,8 +10,8 @@ from agentrl.evidence.files import check_files, read_json, write_json
 from agentrl.evidence.section import validate
 from agentrl.evidence.stage import open_stage, run_command
 from agentrl.policy import merge
+from agentrl.policy.checkpoint import check_checkpoint, check_policy
 from agentrl.policy.files import CHECKPOINT
-from agentrl.policy.loading import check_checkpoint, check_policy
 from agentrl.policy.settings import Model
 from agentrl.rollout import trajectory
 

@@ -8,7 +8,7 @@ from agentrl.evidence.files import read_json, write_json
 from agentrl.evidence.freeze import Frozen
 from agentrl.evidence.section import validate
 from agentrl.evidence.stage import open_stage, run_command
-from agentrl.policy.loading import check_policy
+from agentrl.policy.checkpoint import check_policy
 from agentrl.policy.settings import Model
 from agentrl.rollout import trajectory
 from agentrl.rollout.loop import Rollout

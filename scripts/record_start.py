@@ -7,8 +7,8 @@ from pathlib import Path
 from agentrl.evidence.files import read_json
 from agentrl.evidence.section import validate
 from agentrl.evidence.stage import open_stage, run_command
+from agentrl.policy.checkpoint import check_checkpoint, copy_tokenizer, locate
 from agentrl.policy.files import CHECKPOINT
-from agentrl.policy.loading import check_checkpoint, copy_tokenizer, locate
 from agentrl.policy.settings import Model
 from agentrl.rollout.chat import ChatProtocol, load_tokenizer
 

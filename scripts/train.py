@@ -20,7 +20,7 @@ from agentrl.evidence.section import validate
 from agentrl.evidence.stage import Stage, open_stage, run_command
 from agentrl.evidence.work import WorkFolder
 from agentrl.policy import adapter
-from agentrl.policy.loading import check_policy
+from agentrl.policy.checkpoint import check_policy
 from agentrl.policy.settings import Model
 from agentrl.rollout.loop import Rollout
 from agentrl.rollout.settings import Decoding, Protocol

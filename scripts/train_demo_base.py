@@ -14,7 +14,7 @@ from agentrl.demo.settings import DemoBase
 from agentrl.evidence.files import read_json
 from agentrl.evidence.section import validate
 from agentrl.evidence.stage import open_stage, run_command
-from agentrl.policy.loading import CHECKPOINT, check_checkpoint
+from agentrl.policy.checkpoint import CHECKPOINT, check_checkpoint
 from agentrl.rollout.chat import ChatProtocol
 from agentrl.training import supervised
 

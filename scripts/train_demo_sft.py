@@ -13,7 +13,8 @@ from agentrl.evidence.files import read_json
 from agentrl.evidence.section import validate
 from agentrl.evidence.stage import open_stage, run_command
 from agentrl.policy import adapter
-from agentrl.policy.loading import CHECKPOINT, check_checkpoint, check_policy, copy_tokenizer, load_model
+from agentrl.policy.checkpoint import CHECKPOINT, check_checkpoint, check_policy, copy_tokenizer
+from agentrl.policy.loading import load_model
 from agentrl.policy.settings import Model
 from agentrl.rollout.chat import ChatProtocol, load_tokenizer
 from agentrl.training import supervised

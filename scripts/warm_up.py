@@ -9,7 +9,8 @@ from agentrl.evidence.freeze import Frozen
 from agentrl.evidence.section import validate
 from agentrl.evidence.stage import open_stage, run_command
 from agentrl.policy import adapter
-from agentrl.policy.loading import check_policy, load_model
+from agentrl.policy.checkpoint import check_policy
+from agentrl.policy.loading import load_model
 from agentrl.policy.settings import Model
 from agentrl.rollout import trajectory
 from agentrl.rollout.chat import ChatProtocol, load_tokenizer

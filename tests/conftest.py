@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["PIPELINE_PLAN"] = "all"  # what tests read of a plan is Snakemake's own text; `test_plan_view.py` tests ours
 
 import micro_study
 import pytest

@@ -1,9 +1,12 @@
 """The micro study: a copy of the project in which the real DAG runs, small."""
 
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import forked_python
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("Snakefile", "rules", "scripts", "config.yaml", "profiles", "gpu", "envs", "tests/micro.yaml", "tests/data")
@@ -12,7 +15,10 @@ COPIED = ("Snakefile", "rules", "scripts", "config.yaml", "profiles", "gpu", "en
 def snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the workflow of one copy; output and errors together."""
     command = [sys.executable, "-m", "snakemake", "--cores", "2", "--configfile", "config.yaml", "tests/micro.yaml", *arguments]
-    return subprocess.run(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=800, check=False)
+    environment = {"PIPELINE_GPU_PYTHON": forked_python.interpreter(), **os.environ}
+    return subprocess.run(
+        command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=800, check=False
+    )
 
 
 def copy_project(target: Path) -> Path:

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-import benchmark
-from agentrl.benchmark import decoding, limit
-from agentrl.benchmark.limit import step_bytes
-from agentrl.benchmark.result import MergeError, Result, tables
-from agentrl.benchmark.scale import FULL, QWEN3_1_7B, SMALL
+from benchmarks.gpu import decoding, limit
+from benchmarks.gpu import run as benchmark
+from benchmarks.gpu.limit import step_bytes
+from benchmarks.gpu.result import MergeError, Result, tables
+from benchmarks.gpu.scale import FULL, QWEN3_1_7B, SMALL
 
 QWEN3_PARAMETERS = 1_720_574_976
 """Of Qwen/Qwen3-1.7B, tied embeddings counted once."""
@@ -19,7 +18,7 @@ QWEN3_PARAMETERS = 1_720_574_976
 
 def run(out: Path, *arguments: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["scripts/benchmark.py", "--tiny", "--out", str(out), *arguments])
+        patch.setattr(sys, "argv", ["benchmarks/gpu/run.py", "--tiny", "--out", str(out), *arguments])
         benchmark.main()
 
 
@@ -80,7 +79,7 @@ def test_a_training_step_is_the_sum_of_its_parts(cells: dict[str, Any]) -> None:
 
 def test_a_cell_says_what_made_it(cells: dict[str, Any]) -> None:
     for name, cell in cells.items():
-        assert cell["run"]["command"][0] == "scripts/benchmark.py"
+        assert cell["run"]["command"][0] == "-m"
         assert ("--merge" in cell["run"]["command"]) == name.startswith("grpo/")
         assert "torch" in cell["run"]["packages"]
 

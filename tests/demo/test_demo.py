@@ -13,7 +13,7 @@ from agentrl.demo.policy import examples
 from agentrl.demo.settings import DemoBase
 from agentrl.evidence.files import write_json
 from agentrl.evidence.section import validate
-from agentrl.policy.loading import check_policy
+from agentrl.policy.checkpoint import check_policy
 from agentrl.rollout.chat import ChatProtocol, load_tokenizer
 from agentrl.study.config import Study
 from agentrl.study.sections import sections

@@ -51,7 +51,7 @@ def test_no_ledger_means_no_look(ledger: Path) -> None:
 
 def test_writers_at_once_lose_nothing(ledger: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from agentrl.ledger import record\n"
+        "import sys; from pathlib import Path; from agentrl.evidence.ledger import record\n"
         "for i in range(40): record(Path(sys.argv[1]), 'demo', f'arm/seed-{i}', split='s', model=sys.argv[2], manifest='e')"
     )
     running = [subprocess.Popen([sys.executable, "-c", code, str(ledger), name], cwd=SCRIPTS) for name in ("a", "b", "a")]

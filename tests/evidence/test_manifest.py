@@ -232,7 +232,7 @@ HOLDER = """
 import sys, shutil
 from pathlib import Path
 sys.path.insert(0, {scripts!r})
-from agentrl.manifest import locked
+from agentrl.evidence.stage import locked
 with locked({folder!r}):
     print("held", flush=True)
     if sys.stdin.readline().strip() == "remove":

@@ -116,7 +116,7 @@ def test_no_job_reads_the_whole_study_s_configuration() -> None:
 
 SAME = {
     "a comment": lambda text: "# a comment\n" + text + "\n# another\n",
-    "blank lines": lambda text: text.replace("\n\n", "\n\n\n\n"),
+    "blank lines": lambda text: text.replace("json\n", "json\n\n\n"),
     "double quotes": lambda text: text.replace("'x'", '"x"'),
     "parentheses": lambda text: text.replace("return a", "return (a)"),
     "a call over several lines": lambda text: text.replace("f(a, b)", "f(\n        a,\n        b,\n    )"),

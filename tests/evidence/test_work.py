@@ -84,7 +84,7 @@ def test_a_folder_of_another_freeze_is_refused_by_what_differs(inputs: list[Path
 
 def test_a_folder_in_use_is_waited_for(inputs: list[Path]) -> None:
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; from agentrl.work import WorkFolder\n"
+        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; from agentrl.evidence.work import WorkFolder\n"
         "with WorkFolder(Path(sys.argv[2]), [Path(p) for p in sys.argv[3:]], 1, 'train.py') as run: (run.path / 'second').touch()"
     )
     scripts = Path(work.__file__).parents[2]

@@ -66,7 +66,7 @@ def test_verdict_and_summary_judge_the_chosen_arm_only(chosen: Path) -> None:
     assert f"- Chosen on dev among 2 arms: {best}, " in text
     assert "of the trained policies only its own saw test." in text
     assert re.search(rf"^\| {passed_over} \| 1 \| agent-dev \| .* \| not chosen \|$", text, re.MULTILINE)
-    assert re.search(r"^\| warm/seed-3 \| shaped, after 8 steps of warm-up \| 3 \|", text, re.MULTILINE)
+    assert "\n| measure | pilot/seed-3 | placebo/seed-3 | warm/seed-3 |\n| --- | --- | --- | --- |\n| warm-up steps | 0 | 0 | 8 |\n" in text
 
 
 def test_training_began_where_the_warm_up_ended(chosen: Path) -> None:

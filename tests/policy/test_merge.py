@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from agentrl.demo.policy import new_model
-from agentrl.policy.loading import check_checkpoint
+from agentrl.policy.checkpoint import check_checkpoint
 from agentrl.policy.merge import LOGIT_TOLERANCE, MergeError, audit, logit_gap, merge, targeted
 from agentrl.study.config import Study
 

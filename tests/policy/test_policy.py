@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from agentrl.evidence.files import ManifestError, write_json
 from agentrl.evidence.stage import hash_files
-from agentrl.policy.loading import CHECKPOINT, PolicyError, check_checkpoint, check_policy, load_model, locate
+from agentrl.policy.checkpoint import CHECKPOINT, PolicyError, check_checkpoint, check_policy, locate
+from agentrl.policy.loading import load_model
 from agentrl.policy.settings import Model
 from agentrl.rollout.chat import ChatProtocol, ProtocolError, load_tokenizer
 

@@ -312,9 +312,9 @@ def test_claims_are_those_of_the_recorded_simulations() -> None:
     assert f"in up to {100 * skewed:.0f}% of simulated" in SKEWED
 
 
-@pytest.mark.parametrize("module", ["scores", "variance", "inference", "power", "noninferiority"])
+@pytest.mark.parametrize("module", ["scores", "variance", "two_way", "power", "noninferiority"])
 def test_import_leaves_torch_out(module: str) -> None:
-    code = f"import sys, agentrl.{module}; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    code = f"import sys, agentrl.statistics.{module}; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
     found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

@@ -11,11 +11,11 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import yaml
+from benchmarks.planning import run as planning
 from micro_study import snakemake
 from rerun_plans import CONFIGS, Plan, Planner
 from rerun_studies import WARMUP, Change
 
-import benchmark_planning
 from agentrl.evidence.files import write_json
 
 DEMO_CONFIGS = ("config.yaml", "profiles/demo/study.yaml")
@@ -72,9 +72,9 @@ def link_tree(source: Path, target: Path) -> Path:
 
 def demo(folder: Path) -> Path:
     """The demo study with faked stages and a warm-up, finished."""
-    benchmark_planning.fake_project(folder)
+    planning.fake_project(folder)
     write_json(folder / OWN, {"arms": {"pilot": {"warmup": WARMUP}}})
-    benchmark_planning.snakemake(folder, "--quiet", "all", "--resources", "gpu=2", configs=(*DEMO_CONFIGS, OWN))
+    planning.snakemake(folder, "--quiet", "all", "--resources", "gpu=2", configs=(*DEMO_CONFIGS, OWN))
     return folder
 
 

@@ -2,7 +2,7 @@
 
 The decode loop is ours rather than `generate`'s because three things must hold at once: every row draws from its own random stream,
 every row has its own budget, and a finished row leaves the batch at once. There are two loops: the dynamic one below, for CPUs and any
-architecture, and `static` for Qwen3 on a GPU, which `scripts/benchmark.py` measures beside it.
+architecture, and `static` for Qwen3 on a GPU, which `benchmarks/gpu/run.py` measures beside it.
 """
 
 import inspect

@@ -21,7 +21,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.evidence.errors import StudyError
-from agentrl.policy.loading import TOKENIZER_FILES, check_checkpoint
+from agentrl.policy.checkpoint import TOKENIZER_FILES, check_checkpoint
 
 LOGIT_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}
 """Largest allowed difference of a logit. float32: rounding of two orders of summation. bfloat16: storing W' rounds each weight to

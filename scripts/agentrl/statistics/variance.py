@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-SEED_FOLD: Final = 2.5  # calibrated by scripts/simulate_coverage.py: keeps 5 and 10 seeds within 93-97%
+SEED_FOLD: Final = 2.5  # calibrated by benchmarks/statistics/coverage.py: keeps 5 and 10 seeds within 93-97%
 ROUNDING: Final = 1e-12  # a variance estimate this far below 0 is float noise, not a negative estimate
 
 

@@ -21,10 +21,6 @@ from peft import LoraConfig
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from agentrl.benchmark.decoding import vllm_section
-from agentrl.benchmark.limit import synchronize
-from agentrl.benchmark.result import CHECKPOINTING, PARTS
-from agentrl.benchmark.scale import Scale
 from agentrl.engine import loading
 from agentrl.engine.transformers import TransformersEngine
 from agentrl.policy.loading import load_model
@@ -36,6 +32,10 @@ from agentrl.tasks.environment import Environment
 from agentrl.tasks.families import Task, generate
 from agentrl.training import grpo
 from agentrl.training.reward import REWARDS
+from benchmarks.gpu.decoding import vllm_section
+from benchmarks.gpu.limit import synchronize
+from benchmarks.gpu.result import CHECKPOINTING, PARTS
+from benchmarks.gpu.scale import Scale
 
 POLICY = "benchmark/seed-42"
 

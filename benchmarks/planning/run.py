@@ -22,8 +22,8 @@ from typing import Any
 from agentrl.evidence import provenance
 from agentrl.evidence.files import write_json, write_text
 from agentrl.evidence.stage import run_command
+from benchmarks import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("Snakefile", "rules", "scripts", "config.yaml", "profiles", "envs", "tests/micro.yaml", "tests/data")
 _SHELL = re.compile(r"^( +)shell:\n(?:\1 +\S.*\n)+", re.MULTILINE)
 _HOOK = re.compile(r"^onsuccess:\n(?: +\S.*\n)+", re.MULTILINE)

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.benchmark.limit import synchronize
-from agentrl.benchmark.scale import Scale
 from agentrl.engine.transformers import TransformersEngine
 from agentrl.evidence.errors import StudyError
 from agentrl.policy.settings import Model
 from agentrl.rollout.sampler import Engine, Request
 from agentrl.rollout.settings import Decoding
+from benchmarks.gpu.limit import synchronize
+from benchmarks.gpu.scale import Scale
 
 WARM_TOKENS = 4
 """Of methods that compile nothing."""

@@ -90,7 +90,7 @@ def main() -> None:
     lines = [
         "# Speed of the statistics",
         "",
-        "`OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python scripts/benchmark_statistics.py`, on a machine that others used too.",
+        "`OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python -m benchmarks.statistics.speed`, on a machine that others used too.",
         f"Where nothing else is said, {ITEMS} items x {TRIALS} trials x {SEEDS} seeds; wall seconds are the best of {REPEATS} calls,",
         "CPU seconds their median, memory is the peak that a call allocates.",
         "",

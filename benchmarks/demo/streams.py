@@ -15,7 +15,7 @@ from agentrl.evaluation.settings import Retention
 from agentrl.evidence.files import read_json, write_json, write_text
 from agentrl.evidence.section import validate
 from agentrl.evidence.stage import run_command
-from agentrl.policy.loading import check_policy
+from agentrl.policy.checkpoint import check_policy
 from agentrl.policy.settings import Model
 from agentrl.rollout.loop import Rollout
 from agentrl.rollout.sampler import Engine, Request, Sample
@@ -25,7 +25,7 @@ from agentrl.tasks.families import read_tasks
 KEYS = {"with the step": (0, 32), "shared": (None, None)}  # the step in the start's and in a candidate's
 HEAD = """{seeds} decoding seeds ({first} to {last}), one trial each; means over seeds. Change: candidate - start in items.
 Stays: share of the differences' variance that belongs to items, which further trials leave.
-Made by `python scripts/benchmark_streams.py {study}`.
+Made by `python -m benchmarks.demo.streams {study}`.
 
 | measure | start and | keys | items that differ | change | sd of change | seeds with a drop | stays |
 | --- | --- | --- | ---: | ---: | ---: | ---: | ---: |

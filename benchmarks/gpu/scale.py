@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.policy.loading import TOKENIZER_FILES
+from agentrl.policy.checkpoint import TOKENIZER_FILES
 from agentrl.policy.settings import Model
 
 QWEN3_1_7B = {

@@ -41,6 +41,7 @@ from agentrl.verify import arguments as verify_arguments
 from agentrl.verify.gates import loss_range
 from agentrl.verify.merges import CONTEXTS, LOGIT_TOLERANCE
 from agentrl.verify.replay import runs
+from benchmarks import ROOT
 
 CANDIDATE = "pilot/seed-42"
 TARGETS = 14
@@ -72,7 +73,7 @@ def main() -> None:
 def measure(study: Path) -> dict[str, Any]:
     """Wall seconds, CPU seconds and peak memory of the command, and what it checked."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    command = [sys.executable, str(Path(__file__).with_name("verify.py")), str(study), "--json"]
+    command = [sys.executable, str(ROOT / "scripts/verify.py"), str(study), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     found = json.loads(done.stdout)
@@ -91,7 +92,7 @@ class Synthetic:
     """A study as its stages would have left it: 64 training and 64 agent episodes, 128 answers, times `scale`."""
 
     def __init__(self, study: Path, tokenizer: Path, scale: int) -> None:
-        raw = read_yaml(Path(__file__).parents[1] / "config.yaml")
+        raw = read_yaml(ROOT / "config.yaml")
         changes = {"training": {"steps": 16 * scale}, "evaluation": {"splits": ["test"], "trials": scale}, "arms": {"placebo": None}}
         merged = merge(raw, changes)
         merged["arms"] = {"pilot": raw["arms"]["pilot"]}
@@ -237,7 +238,7 @@ class Synthetic:
 
     def _statistics(self) -> None:
         evaluated = [self.study / f"policies/{p}/{m}/manifest.json" for p in ("baseline", CANDIDATE) for m in ("agent-test", "retention")]
-        command = [sys.executable, str(Path(__file__).with_name("compare.py")), "--section", str(self.study / "config/statistics.json")]
+        command = [sys.executable, str(ROOT / "scripts/compare.py"), "--section", str(self.study / "config/statistics.json")]
         subprocess.run([*command, "--out", str(self.study / "statistics"), "--evaluations", *map(str, evaluated)], check=True)
 
     def _turn(self, content: str) -> list[int]:

@@ -181,5 +181,5 @@ def _row(cells: list[str]) -> str:
 
 
 def command() -> list[str]:
-    """The command line that is running, from scripts/ on."""
-    return ["scripts/benchmark.py", *sys.argv[1:]]
+    """The command line that is running, as `python` got it."""
+    return ["-m", "benchmarks.gpu.run", *sys.argv[1:]]

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from agentrl.benchmark.decoding import ours, prompts, timed
-from agentrl.benchmark.scale import Scale
 from agentrl.rollout.sampler import Engine
+from benchmarks.gpu.decoding import ours, prompts, timed
+from benchmarks.gpu.scale import Scale
 
 SHORT, LONG = 2, 34
 """Tokens a sequence."""

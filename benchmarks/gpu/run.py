@@ -18,16 +18,15 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experi
 
 import torch
 
-from agentrl.benchmark import decoding, limit, profile, training
-from agentrl.benchmark.result import Result
-from agentrl.benchmark.scale import FULL, SMALL, Scale, make_checkpoint
 from agentrl.evidence.stage import run_command
 from agentrl.policy.loading import load_model
 from agentrl.rollout.sampler import Engine
 from agentrl.study.config import validate_study
 from agentrl.study.strictyaml import read_yaml
-
-ROOT = Path(__file__).parents[1]
+from benchmarks import ROOT
+from benchmarks.gpu import decoding, kernels, limit, training
+from benchmarks.gpu.result import Result
+from benchmarks.gpu.scale import FULL, SMALL, Scale, make_checkpoint
 
 
 def main() -> None:
@@ -80,7 +79,7 @@ class Bench:
                 self.free()
                 return training.measure(self.folder, method, self.scale, self.study)
             if kind == "profile":
-                return profile.profile(self.engine(method, int(count[0])), self.scale, int(count[0]))
+                return kernels.profile(self.engine(method, int(count[0])), self.scale, int(count[0]))
             return self.decode(method, int(count[0]))
         except decoding.NotInstalledError as error:
             return {"skipped": str(error)}

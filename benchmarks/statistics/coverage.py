@@ -158,7 +158,7 @@ def simulate(design: tuple[str, int, int, float, int], studies: int, resamples: 
 
 def markdown(rows: list[Row], studies: int, resamples: int, shared: bool) -> str:
     """The rows as a table, with what they support."""
-    command = f"python scripts/simulate_coverage.py{' --shared' * shared}"
+    command = f"python -m benchmarks.statistics.coverage{' --shared' * shared}"
     lines = [
         f"# Coverage of nominal 95% intervals{', random streams shared' * shared}",
         "",

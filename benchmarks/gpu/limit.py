@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from agentrl.benchmark.scale import Scale
+from benchmarks.gpu.scale import Scale
 
 REPEATS = 10
 

@@ -1,0 +1,1 @@
+"""What sharing random streams does to a comparison, on a finished demo."""

@@ -1,0 +1,1 @@
+"""Seconds of `snakemake -n` against the number of arms and seeds."""

@@ -1,0 +1,1 @@
+"""Coverage of the intervals under simulated studies, and seconds of the statistics."""

@@ -1,0 +1,1 @@
+"""Seconds of verification against the size of a study."""
