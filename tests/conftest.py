@@ -1,6 +1,8 @@
 """What tests share: the demo study, its tokenizer and protocol, small random models, Qwen3's real tokenizer, and scripted episodes."""
 
+import fcntl
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -60,10 +62,12 @@ def chat(tokenizer: PreTrainedTokenizerFast) -> ChatProtocol:
 
 
 @pytest.fixture(scope="session")
-def qwen_tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
+def qwen_tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
     """Qwen3's own tokenizer, rebuilt offline; skipped where its sources are not installed."""
     try:
-        return qwen3_tokenizer.build(Path(request.config.cache.mkdir("qwen3-tokenizer")))
+        cache = getattr(request.config, "cache", None)  # `-p no:cacheprovider` leaves none
+        folder = cache.mkdir("qwen3-tokenizer") if cache else tmp_path_factory.mktemp("qwen3-tokenizer")
+        return qwen3_tokenizer.build(Path(folder))
     except qwen3_tokenizer.MissingSourceError as error:
         pytest.skip(str(error))
 
@@ -129,8 +133,17 @@ def say(study: Study, chat: ChatProtocol) -> Say:
 
 @pytest.fixture(scope="session")
 def micro(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished micro study in a copy of the project. Tests that change it work on a copy of their own."""
-    folder = micro_study.copy_project(tmp_path_factory.mktemp("micro"))
-    done = micro_study.snakemake(folder, "--show-failed-logs")
-    assert done.returncode == 0, done.stdout[-6000:]
+    """A finished micro study in a copy of the project. Tests that change it work on a copy of their own.
+
+    Made once, also where several workers (`-n`) ask for it.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "micro"
+    with open(folder.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "finished").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            done = micro_study.snakemake(micro_study.copy_project(folder), "--show-failed-logs")
+            assert done.returncode == 0, done.stdout[-6000:]
+            (folder / "finished").touch()
     return folder

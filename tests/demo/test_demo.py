@@ -2,11 +2,11 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_python import interpreter
 
 from agentrl.demo.demonstrations import demonstrate
 from agentrl.demo.policy import examples
@@ -24,7 +24,7 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 def run(command: str, **arguments: Path) -> None:
     words = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
-    done = subprocess.run([sys.executable, str(SCRIPTS / command), *words], text=True, capture_output=True, check=False)
+    done = subprocess.run([interpreter(), str(SCRIPTS / command), *words], text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
