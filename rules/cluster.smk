@@ -9,7 +9,12 @@ workflow.register_envvars(*(name for name in (profile.GPU_PYTHON, profile.GPU_LO
 
 
 def refuse_second_writers():
-    """Called by `onstart`: jobs that a killed snakemake left in the queue still write here."""
+    """Called by `onstart`: a scheduler must be there, and jobs that a killed snakemake left in its queue still write here."""
+    if workflow.executor_plugin.name in profile.SCHEDULERS:
+        try:
+            profile.choose_scheduler()
+        except profile.ProfileError as error:
+            raise WorkflowError(str(error)) from None
     if workflow.executor_plugin.name == "slurm":
         try:
             slurm.check_visible(Path.cwd())

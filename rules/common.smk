@@ -9,7 +9,7 @@ from snakemake.logging import logger
 
 sys.path.insert(0, str(Path(workflow.basedir) / "scripts"))
 from agentrl.evidence.section import ConfigError, merge
-from agentrl.study import config as study_config, plan_view, sections as study_sections, strictyaml
+from agentrl.study import config as study_config, plan_view, refusals, sections as study_sections, strictyaml
 from agentrl.evidence.sources import code_params
 
 
@@ -24,6 +24,7 @@ def validated():
         raw = strictyaml.read_yaml(Path(workflow.basedir) / "config.yaml", *settings.configfiles)
         study = study_config.validate_study(merge(raw, strictyaml.retype(settings.config or {})))
         study_sections.check_taken_over(study)
+        refusals.check_start(study, Path("results", study.study, "start"))
         return study
     except ConfigError as error:
         raise WorkflowError(str(error)) from None

@@ -19,7 +19,7 @@ def main() -> None:
         evaluations = comparison.load_study(file.parent for file in args.evaluations)
         for (_, measure), candidate in evaluations.items():
             comparison.same_conditions(evaluations[comparison.BASELINE, measure], candidate)
-        found = selection.choose({key: evaluation.scores for key, evaluation in evaluations.items()}, args.placebos)
+        found = selection.choose_arm({key: evaluation.scores for key, evaluation in evaluations.items()}, args.placebos)
         write_json(args.out / "selection.json", found)
         inputs = {"/".join(key): file for key, file in zip(evaluations, args.evaluations, strict=True)}
         stage.manifest(inputs, ["selection.json"], {"placebos": sorted(args.placebos)})

@@ -12,7 +12,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experi
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # TRL imports vLLM where it is installed, and vLLM reads this then
 
 
-from agentrl.engine.choice import choose
+from agentrl.engine.choice import choose_engine
 from agentrl.engine.loading import Training, open_engine, trained_model
 from agentrl.evidence.files import check_files, read_json
 from agentrl.evidence.freeze import Frozen
@@ -49,7 +49,7 @@ def main() -> None:
         frozen.check({"data": args.tasks}, {"tokenizer": folder, "start": folder})
         arm = validate(read_json(args.arm_section), Arm, str(args.arm_section))
         settings = arm.settings(frozen.section("training", TrainingSettings))
-        name, chosen = f"{args.arm}/seed-{args.seed}", choose(frozen.section("model", Model), folder).name
+        name, chosen = f"{args.arm}/seed-{args.seed}", choose_engine(frozen.section("model", Model), folder).name
         consumed = [file for file in (args.freeze, args.arm_section, args.warmup) if file is not None]
         with WorkFolder(args.work, consumed, args.seed, "train.py", engine=chosen) as work:
             unchanged, trained_with = train(args, frozen, arm, settings, folder, work, stage)

@@ -28,15 +28,15 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_installed_decides(sbatch: Path, plugins: None) -> None:
-    assert profile.choose({}) == "slurm"
-    assert profile.choose({"DET_MASTER": "http://master"}) == "slurm"
+    assert profile.choose_scheduler({}) == "slurm"
+    assert profile.choose_scheduler({"DET_MASTER": "http://master"}) == "slurm"
     (sbatch / "sbatch").unlink()
-    assert profile.choose({"DET_MASTER": "http://master"}) == "determined"
+    assert profile.choose_scheduler({"DET_MASTER": "http://master"}) == "determined"
 
 
 def test_the_environment_overrides_what_is_installed(sbatch: Path, plugins: None) -> None:
-    assert profile.choose({"PIPELINE_SCHEDULER": "determined"}) == "determined"
-    assert profile.choose({"PIPELINE_SCHEDULER": "slurm", "DET_MASTER": "http://master"}) == "slurm"
+    assert profile.choose_scheduler({"PIPELINE_SCHEDULER": "determined"}) == "determined"
+    assert profile.choose_scheduler({"PIPELINE_SCHEDULER": "slurm", "DET_MASTER": "http://master"}) == "slurm"
 
 
 @pytest.mark.parametrize(
@@ -53,14 +53,22 @@ def test_a_wrong_or_absent_scheduler_is_refused(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ProfileError) as refused:
-        profile.choose(environment)
+        profile.choose_scheduler(environment)
     assert all(word in str(refused.value) for word in words), refused.value
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("-n", True), ("--dry-run", True), ("--dryrun", True), ("-np", True), ("--profile gpu", False), ("--nolock", False), ("-j4", False)],
+)
+def test_a_dry_run_is_told_by_the_command_line(words: str, expected: bool) -> None:
+    assert profile.is_plan(["snakemake", *words.split()]) is expected
 
 
 def test_an_executor_that_is_not_installed_is_refused(sbatch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ProfileError, match=r"executor plugin is not installed under .*pip install -r envs/cpu\.txt"):
-        profile.choose({})
+        profile.choose_scheduler({})
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,9 @@ def script(path: Path, text: str) -> Path:
 def snakemake(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIPELINE_", "DET_"))}
     command = [sys.executable, "-m", "snakemake", *arguments]
+    variables = kept | {"PIPELINE_PLAN": "all"} | environment
     return subprocess.run(
-        command, cwd=folder, env=kept | environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600, check=False
+        command, cwd=folder, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600, check=False
     )
 
 
@@ -107,10 +108,25 @@ def test_gres_reaches_every_gpu_rule(project: Path, sbatch: dict[str, str]) -> N
     ],
 )
 def test_a_mistake_is_one_line(project: Path, bare: Path, environment: dict[str, str], words: str) -> None:
-    done = snakemake(project, "-n", "--profile", "gpu", PATH=str(bare), **environment)
+    done = snakemake(project, "--profile", "gpu", PATH=str(bare), **environment)
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1].startswith(words)
     assert len(done.stdout.splitlines()) == 2, "snakemake's own line about the profile, and ours"
+
+
+@pytest.mark.parametrize("environment", [{}, {"PIPELINE_SCHEDULER": "slurm"}, {"PIPELINE_SCHEDULER": "determined"}], ids=str)
+def test_a_plan_needs_no_scheduler(project: Path, bare: Path, environment: dict[str, str]) -> None:
+    done = snakemake(project, "-n", "--profile", "gpu", PATH=str(bare), **environment)
+    assert done.returncode == 0, done.stdout
+    assert {"train", "merge", "summary"} <= planned(done.stdout)
+
+
+def test_a_run_without_its_scheduler_is_refused_before_the_first_job(project: Path, bare: Path) -> None:
+    """Also where no profile has looked."""
+    done = snakemake(project, "--executor", "slurm", "--jobs", "1", "--config", "study=x", PATH=str(bare))
+    assert done.returncode == 1
+    assert "no scheduler found" in done.stdout, done.stdout
+    assert not (project / "results/x").exists()
 
 
 def test_determined_gets_its_settings(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from agentrl.engine.sampling import CHUNK, candidates, choose, truncate
+from agentrl.engine.sampling import CHUNK, candidates, choose_tokens, truncate
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.engine.static import loop as static_loop
 from agentrl.engine.static.forward import Cache, Forward
@@ -457,8 +457,8 @@ def test_candidates_change_no_choice(dtype: torch.dtype, vocabulary: int) -> Non
     for decoding in decodings(150):
         logits = (torch.randn(8, vocabulary, generator=generator) * 2).to(dtype)
         uniforms = torch.rand(8, generator=generator, dtype=torch.float64)
-        ids, logprobs = choose(logits, decoding, uniforms)
-        found, scores = choose(logits, decoding, uniforms, narrow=True)
+        ids, logprobs = choose_tokens(logits, decoding, uniforms)
+        found, scores = choose_tokens(logits, decoding, uniforms, narrow=True)
         assert torch.equal(ids, found), decoding
         assert torch.equal(logprobs, scores)
         narrowed += candidates(logits, decoding) is not None
@@ -477,7 +477,7 @@ def test_choices_follow_the_truncated_probabilities(decoding: Decoding) -> None:
     draws = 20_000
     logits = torch.randn(12, generator=torch.Generator().manual_seed(3)) * 1.5
     uniforms = torch.from_numpy(stream("frequencies").random(draws))
-    ids, _ = choose(logits.expand(draws, -1), decoding, uniforms)
+    ids, _ = choose_tokens(logits.expand(draws, -1), decoding, uniforms)
     expected = truncate(logits[None], decoding)[0].double().numpy() * draws
     observed = np.bincount(ids.numpy(), minlength=12)
     assert observed[expected == 0].sum() == 0
@@ -489,7 +489,7 @@ def test_choices_follow_the_truncated_probabilities(decoding: Decoding) -> None:
 def test_extreme_draws_stay_inside_the_kept_ids(edge: float) -> None:
     logits = torch.randn(500, 40, generator=torch.Generator().manual_seed(4)) * 4
     decoding = Decoding(temperature=0.6, top_p=0.9, top_k=5, min_p=0.0, seed=0)
-    ids, logprobs = choose(logits, decoding, torch.full((500,), edge, dtype=torch.float64))
+    ids, logprobs = choose_tokens(logits, decoding, torch.full((500,), edge, dtype=torch.float64))
     kept = truncate(logits, decoding) > 0
     assert kept.gather(-1, ids[:, None]).all()
     ends = kept.int().argmax(-1) if edge == 0 else 39 - kept.flip(-1).int().argmax(-1)

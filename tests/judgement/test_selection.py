@@ -5,7 +5,7 @@ import json
 import pandas as pd
 import pytest
 
-from agentrl.judgement.selection import SelectionError, choose
+from agentrl.judgement.selection import SelectionError, choose_arm
 
 Scores = dict[tuple[str, str], pd.DataFrame]
 
@@ -21,7 +21,7 @@ def dev(**successes: list[int]) -> Scores:
 
 
 def test_the_highest_mean_over_seeds_is_chosen_and_everything_compared_is_recorded() -> None:
-    found = choose(dev(a=[8, 0], b=[5, 4], c=[3, 3]), [])
+    found = choose_arm(dev(a=[8, 0], b=[5, 4], c=[3, 3]), [])
     assert found == {
         "measure": "agent-dev",
         "baseline": 1 / 8,
@@ -38,11 +38,11 @@ def test_the_highest_mean_over_seeds_is_chosen_and_everything_compared_is_record
 
 
 def test_of_equal_arms_the_first_by_name_is_chosen() -> None:
-    assert choose(dev(b=[4], a=[4]), [])["chosen"] == "a"
+    assert choose_arm(dev(b=[4], a=[4]), [])["chosen"] == "a"
 
 
 def test_a_placebo_is_recorded_and_never_chosen() -> None:
-    found = choose(dev(luck=[8], pilot=[2]), ["luck"])
+    found = choose_arm(dev(luck=[8], pilot=[2]), ["luck"])
     assert (found["chosen"], found["compared"], found["placebos"]) == ("pilot", 1, ["luck"])
     assert found["arms"]["luck"]["mean"] == 1
 
@@ -50,9 +50,9 @@ def test_a_placebo_is_recorded_and_never_chosen() -> None:
 def test_test_scores_do_not_enter() -> None:
     scores = dev(a=[2], b=[3])
     seen = scores | {("a/seed-0", "agent-test"): table(8), ("b/seed-0", "agent-test"): table(0)}
-    assert choose(seen, []) == choose(scores, [])
+    assert choose_arm(seen, []) == choose_arm(scores, [])
 
 
 def test_nothing_to_choose_from_is_refused() -> None:
     with pytest.raises(SelectionError, match=r"no arm to choose from on agent-dev: found \['luck'\], placebos \['luck'\]"):
-        choose(dev(luck=[8]), ["luck"])
+        choose_arm(dev(luck=[8]), ["luck"])

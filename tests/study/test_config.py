@@ -10,6 +10,8 @@ from agentrl.study.config import validate_study
 from agentrl.study.strictyaml import parse_yaml, read_yaml
 
 REFUSED = [
+    ("retention.items", 251, ["retention", "items is 251", "mgsm has 250"]),
+    ("decoding.temperature", 0, ["decoding.temperature is 0", "greedy ones are all equal", "above 0"]),
     ("trainig", {"steps": 3}, ["trainig", "unknown key", '{"steps": 3}']),
     ("training.lora.rank", 16, ["training.lora.rank", "unknown key", "16"]),
     ("arms.pilot.rewrad", "shaped", ["arms.pilot.rewrad", "unknown key", '"shaped"']),

@@ -118,6 +118,14 @@ def test_a_finished_micro_study_is_kept(micro: Path, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "(evaluate_agent, evaluate_retention, merge, preflight, train)" in done.stdout
     assert hash_files(own / "results/micro", files(own / "results/micro")) == before
+    (own / "scripts/agentrl/training/grpo.py").open("a", encoding="utf-8").write("\nEDITED = 1\n")
+    for arguments in (["-n"], []):
+        blind = micro_study.snakemake(own, *arguments, "--rerun-triggers", "mtime")
+        assert "This run would be refused: --rerun-triggers leaves out code, input, params" in blind.stdout.splitlines()[-1]
+    blind = micro_study.snakemake(own, "--rerun-triggers", "mtime", "--forcerun", "summary")
+    assert blind.returncode == 1
+    assert "\n--rerun-triggers leaves out" in blind.stdout
+    shutil.copy(micro / "scripts/agentrl/training/grpo.py", own / "scripts/agentrl/training/grpo.py")
     judged = micro_study.snakemake(own, "-n", "--config", "statistics={margin: 0.1}", "finished=refuse")
     assert "rule statistics:" in judged.stdout
     assert "refused" not in judged.stdout

@@ -13,8 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from agentrl.evidence.files import dump
+from agentrl.evidence.files import dump, write_json, write_text
 from agentrl.evidence.hashing import hash_files, sha256
+from agentrl.report import runs
 from agentrl.report.summary import GATE_FACTS, render
 from agentrl.verify.audit import verify
 from agentrl.verify.breaks import Findings
@@ -582,8 +583,16 @@ def test_a_gate_is_numbers_of_what_was_checked(study: Path) -> None:
     assert (counts["gates of trainings"], counts["gates of merges"], counts["node reports"], counts["losses recomputed"]) == (2, 2, 1, 6)
 
 
+def retell(study: Path) -> None:
+    """Write the summary's table of runs anew, as the summary does that follows what was changed."""
+    ran = runs.collect(study)
+    write_json(study / "summary" / runs.DATA, ran)
+    write_text(study / "summary" / runs.TEXT, runs.render(ran))
+
+
 def test_an_adoption_that_fits_is_noted(study: Path) -> None:
     adopted()(study)
+    retell(study)
     findings = verify(study)
     assert findings.passed, show(findings)
     assert "policies/baseline/agent-dev: taken over as it is from study earlier" in findings.notes
@@ -591,6 +600,7 @@ def test_an_adoption_that_fits_is_noted(study: Path) -> None:
 
 def test_a_stage_in_another_environment_than_the_node_s_is_noted(study: Path) -> None:
     data("arms/pilot/seed-3/train/provenance.json", put("packages.trl", "0.29.0"))(study)
+    retell(study)
     findings = verify(study)
     assert findings.passed, show(findings)
     assert any("arms/pilot/seed-3/train: ran with trl 0.29.0" in note for note in findings.notes)

@@ -10,7 +10,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,26 @@ class ProfileError(StudyError, ValueError):
     """A setting of the profile or its environment is wrong; the message names it and what is allowed."""
 
 
-def choose(environment: Mapping[str, str] = os.environ) -> str:
-    """The scheduler: PIPELINE_SCHEDULER, else what is installed. Raises `ProfileError` for an unknown or absent one."""
+_PLAN = re.compile(r"-[A-Za-z]*n[A-Za-z]*|--dry-?run")
+
+
+def is_plan(arguments: Sequence[str]) -> bool:
+    """Whether a command line of snakemake asks for a dry run; options of one letter may stand together (`-np`)."""
+    return any(_PLAN.fullmatch(argument) for argument in arguments)
+
+
+def choose_scheduler(environment: Mapping[str, str] = os.environ, *, plan: bool = False) -> str:
+    """The scheduler: PIPELINE_SCHEDULER, else what is installed. Raises `ProfileError` for an unknown or absent one.
+
+    Args:
+        environment: variables of this process.
+        plan: nothing will be submitted, so none needs to be there; what is planned is the same with each.
+    """
     named = environment.get(CHOICE)
     if named is not None and named not in SCHEDULERS:
         raise ProfileError(f"{CHOICE}={named}: no such scheduler; allowed are {' and '.join(SCHEDULERS)}, or leave it unset")
+    if plan and not shutil.which("sbatch") and not environment.get("DET_MASTER"):
+        return named or SCHEDULERS[0]
     if named == "slurm" and not shutil.which("sbatch"):
         raise ProfileError(f"{CHOICE}=slurm: sbatch is not on PATH; load Slurm's clients (module load slurm), or run on the login node")
     if named is None and shutil.which("sbatch"):
@@ -131,14 +146,15 @@ class Plan:
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        self.scheduler = choose()
+        plan = is_plan(sys.argv[1:])
+        self.scheduler = choose_scheduler(plan=plan)
         self.resources, self.rule_resources = resources(settings), rule_resources(settings)
         python = gpu_python(self.scheduler, settings["python"], settings["image"], settings["bind_mounts"])
         os.environ.setdefault(GPU_PYTHON, python)
         hold_to(settings["lock"])
         self.variables = [name for name in (GPU_PYTHON, GPU_LOCK) if name in os.environ]
         """What a job must be told."""
-        self.status_command = self._ask_slurm(settings["partition"]) if self.scheduler == "slurm" else None
+        self.status_command = self._ask_slurm(settings["partition"]) if self.scheduler == "slurm" and not plan else None
 
     @staticmethod
     def _ask_slurm(partition: str | None) -> str | None:

@@ -38,7 +38,7 @@ class Choice:
     obstacle: str | None = None
 
 
-def choose(section: Model, folder: Path) -> Choice:
+def choose_engine(section: Model, folder: Path) -> Choice:
     """The engine for a checkpoint folder.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from agentrl.engine.choice import choose
+from agentrl.engine.choice import choose_engine
 from agentrl.engine.transformers import TransformersEngine
 from agentrl.policy.loading import load_model
 from agentrl.policy.settings import Model
@@ -49,7 +49,7 @@ def open_engine(folder: Path, section: Model, decoding: Decoding, training: Trai
     """
     tokenizer = load_tokenizer(folder)
     chat = ChatProtocol(tokenizer)
-    choice = choose(section, folder)
+    choice = choose_engine(section, folder)
     if choice.obstacle is not None:
         _log.info("engine: %s, because %s", choice.name, choice.obstacle)
     if choice.name == "transformers":

@@ -68,7 +68,7 @@ def _largest(logits: torch.Tensor, count: int) -> torch.Tensor:
     return best.gather(1, at // CHUNK) * CHUNK + at % CHUNK
 
 
-def choose(
+def choose_tokens(
     logits: torch.Tensor, decoding: Decoding, uniforms: torch.Tensor, narrow: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample one id per row by inverse transform, and its log-probability before truncation.

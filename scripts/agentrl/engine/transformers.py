@@ -14,7 +14,7 @@ import torch
 import transformers
 from transformers import DynamicCache, PreTrainedModel
 
-from agentrl.engine.sampling import choose
+from agentrl.engine.sampling import choose_tokens
 from agentrl.engine.static.loop import MAX_SLOTS, StaticLoop
 from agentrl.engine.static.products import base_model, supported
 from agentrl.rollout.sampler import Answer, EngineError, Request, Sample, serve_in_rounds, serve_once
@@ -130,7 +130,7 @@ class TransformersEngine:
         step = 0
         while True:
             output = self.model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1, **cached)
-            chosen, scores = choose(output.logits[:, -1], self.decoding, uniforms[rows, step], narrow=device.type == "cuda")
+            chosen, scores = choose_tokens(output.logits[:, -1], self.decoding, uniforms[rows, step], narrow=device.type == "cuda")
             chosen, scores = chosen.cpu(), scores.cpu()
             if not torch.isfinite(scores).all():
                 raise RuntimeError("the model returned logits that are not finite")

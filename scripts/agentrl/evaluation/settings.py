@@ -29,6 +29,10 @@ class RetentionPrompt(Section):
         return self
 
 
+MGSM_ITEMS = 250
+"""German items of MGSM, at the pinned commit (`retention.MGSM_SHA256`)."""
+
+
 class Retention(RetentionPrompt):
     """Mathematics without tools: frozen items, own prompt, own token limit and decoding."""
 
@@ -45,6 +49,8 @@ class Retention(RetentionPrompt):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Retention":
+        if self.source == "mgsm" and self.items > MGSM_ITEMS:
+            raise ValueError(f"items is {self.items}, mgsm has {MGSM_ITEMS} German items")
         if self.ids is not None and len(self.ids) != self.items:
             raise ValueError(f"ids names {len(self.ids)} items, items says {self.items}")
         if self.ids is not None and len(set(self.ids)) != len(self.ids):

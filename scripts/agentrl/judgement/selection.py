@@ -20,7 +20,7 @@ class SelectionError(StudyError, ValueError):
     """There is nothing to choose from."""
 
 
-def choose(scores: Mapping[Key, pd.DataFrame], placebos: Collection[str]) -> dict[str, Any]:
+def choose_arm(scores: Mapping[Key, pd.DataFrame], placebos: Collection[str]) -> dict[str, Any]:
     """Numbers of every arm on dev, and the chosen one, as plain data (fractions, not per cent).
 
     Args:

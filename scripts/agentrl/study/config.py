@@ -165,6 +165,15 @@ class Study(Section):
             self._enough_tasks(f"arms.{name}.training", settings)
         return self
 
+    @model_validator(mode="after")
+    def _samples(self) -> "Study":
+        if self.decoding.temperature == 0:
+            raise ConfigError(
+                "decoding.temperature is 0: GRPO compares episodes of one task that were sampled, and greedy ones are all equal; "
+                "set it above 0"
+            )
+        return self
+
     def _enough_tasks(self, key: str, settings: TrainingSettings) -> None:
         if settings.tasks_per_step > self.tasks.splits.train:
             raise ConfigError(

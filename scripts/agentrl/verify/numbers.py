@@ -131,7 +131,7 @@ def check_selection(study: Path, evidence: Evidence, findings: Findings) -> None
         return
     with findings.reading(file):
         claims = read_json(file)
-        fresh = selection.choose(evidence.scores, _placebos(study, evidence))
+        fresh = selection.choose_arm(evidence.scores, _placebos(study, evidence))
         _same(findings, file, "", "", _plain(fresh), claims)
         tested = {arm_of(policy) for policy, measure in evidence.scores if measure == selection.TEST}
         findings.equal("selection", file, "", "policies evaluated on test", sorted({"baseline", fresh["chosen"]}), sorted(tested))

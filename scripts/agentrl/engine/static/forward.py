@@ -15,7 +15,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
-from agentrl.engine.sampling import choose
+from agentrl.engine.sampling import choose_tokens
 from agentrl.engine.static.products import Weights, adapt, add, base_model, in_effect, project, weights
 
 _log = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ class Forward:
         self.model, self.base, self.compiled = model, base_model(model), compiled
         self._as_written()
         if compiled:
-            self.before, self.between, self.after, self.choose = map(torch.compile, (before, between, after, choose))
+            self.before, self.between, self.after, self.choose = map(torch.compile, (before, between, after, choose_tokens))
             size = self.base.config.head_dim
             if self.base.device.type == "cuda" and find_spec("triton") and size >= 16 and size.bit_count() == 1:
                 from agentrl.engine.static.attention import attend as kernel  # Triton comes with PyTorch's CUDA builds
@@ -167,7 +167,7 @@ class Forward:
         self.seen: Any = None
 
     def _as_written(self) -> None:
-        self.before, self.between, self.after, self.choose, self.attend = before, between, after, choose, attend
+        self.before, self.between, self.after, self.choose, self.attend = before, between, after, choose_tokens, attend
 
     def refresh(self) -> bool:
         """Take over weights and adapters as they are now.
