@@ -10,7 +10,8 @@ Snakemake's own record of external job ids is overwritten as soon as the inner S
     TICKET/exit      its exit code, written last
     KEY.log          end of the log of the job's last failed command
 
-KEY is what a job makes, the fingerprint what it is made from: by them a restarted Snakemake knows which job is which. A ticket belongs to one submission: a late writer of an earlier one cannot leave its exit code with a later one.
+KEY is what a job makes, the fingerprint what it is made from: by them a restarted Snakemake knows which job is which.
+A ticket belongs to one submission: a late writer of an earlier one cannot leave its exit code with a later one.
 """
 
 import fcntl
