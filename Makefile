@@ -7,14 +7,15 @@ PYTHON ?= python3
 REQUIREMENTS := envs/cpu.txt
 TEST_ONLY := envs/test-only.txt
 VENV := .venv
+PLUGIN := plugins/snakemake-executor-plugin-determined
 
 # "HASH HASH HASH INTERPRETER", empty if PYTHON is missing or too old. Hashes are of contents, so that neither `touch` nor a fresh clone
 # matters; the interpreter is the one beneath an activated environment, because .venv is deleted before it is rebuilt.
 IDENTITY := $(shell $(PYTHON) -c 'import hashlib, os, sys; read = lambda name: open(name, "rb").read(); \
   sys.version_info >= (3, 11) and print(*(hashlib.sha256(sys.version.encode() + part).hexdigest()[:16] for part in ( \
-  read("$(REQUIREMENTS)"), read("pyproject.toml") + os.getcwd().encode(), read("$(TEST_ONLY)"))), sys._base_executable)' 2>/dev/null)
+  read("$(REQUIREMENTS)"), read("$(PLUGIN)/pyproject.toml") + os.getcwd().encode(), read("$(TEST_ONLY)"))), sys._base_executable)' 2>/dev/null)
 STAMP := $(VENV)/.installed-$(or $(word 1,$(IDENTITY)),never)
-# The Snakemake plugin in plugins/, installed as the path of this folder: again if that moves, or if pyproject.toml changes.
+# The Snakemake plugin, installed as the path of its sources: again if that moves, or if its pyproject.toml changes.
 PLUGIN_STAMP := $(VENV)/.plugin-$(or $(word 2,$(IDENTITY)),never)
 # Only for tests, outside the environment's packages: nothing else may import it.
 TEST_ONLY_STAMP := $(VENV)/test-only/.installed-$(or $(word 3,$(IDENTITY)),never)
@@ -79,7 +80,7 @@ endif
 
 PIP_INSTALL := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps
 $(PLUGIN_STAMP): $(STAMP)
-	@$(LOCKED) sh -ec 'test ! -e $@ || exit 0; $(PIP_INSTALL) --no-build-isolation -e .; rm -f $(VENV)/.plugin-*; touch $@'
+	@$(LOCKED) sh -ec 'test ! -e $@ || exit 0; $(PIP_INSTALL) --no-build-isolation -e $(PLUGIN); rm -f $(VENV)/.plugin-*; touch $@'
 
 $(TEST_ONLY_STAMP): $(STAMP)
 	@$(LOCKED) sh -ec 'test ! -e $@ || exit 0; rm -rf $(@D); $(PIP_INSTALL) --target $(@D) -r $(TEST_ONLY); touch $@'

@@ -10,7 +10,7 @@ from pathlib import Path
 import micro_study
 import pytest
 from determined_master import Double
-from determined_project import PLUGINS, Project
+from determined_project import PLUGIN, Project
 
 
 @pytest.mark.determined
@@ -30,11 +30,9 @@ def test_a_whole_study_runs_as_commands_with_the_same_summary(micro: Path, tmp_p
 
 
 def test_an_editable_installation_is_a_path_that_snakemake_can_list(tmp_path: Path) -> None:
-    shutil.copytree(PLUGINS, tmp_path / "plugins", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
-    for name in ("pyproject.toml", "README.md"):
-        shutil.copy2(PLUGINS.parent / name, tmp_path / name)
+    folder = shutil.copytree(PLUGIN, tmp_path / "plugin", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
     build = "import setuptools.build_meta as build; print(build.build_editable('.'))"
-    subprocess.run([sys.executable, "-c", build], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+    subprocess.run([sys.executable, "-c", build], cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
         paths = {name: wheel.read(name).decode().strip() for name in wheel.namelist() if not name.count("/")}
-    assert list(paths.values()) == [str(tmp_path / "plugins")], paths
+    assert list(paths.values()) == [str(folder / "src")], paths

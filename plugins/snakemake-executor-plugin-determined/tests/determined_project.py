@@ -13,7 +13,7 @@ from pathlib import Path
 from determined_commands import Command
 from determined_master import IMAGE, TOKEN, Double
 
-PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
+PLUGIN = Path(__file__).resolve().parents[1]
 WAITING = "for i in $(seq 600); do test -e go && break; sleep 0.1; done"
 
 SNAKEFILE = """
@@ -63,7 +63,7 @@ class Project:
         return subprocess.Popen(
             [sys.executable, "-m", "snakemake", "--profile", "profile", *arguments], cwd=self.folder, text=True, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=environment | {"DET_USER_TOKEN": self.token, "PYTHONPATH": str(PLUGINS), "NO_PROXY": "127.0.0.1"},
+            env=environment | {"DET_USER_TOKEN": self.token, "PYTHONPATH": str(PLUGIN / "src"), "NO_PROXY": "127.0.0.1"},
         )  # fmt: skip
 
     def run(self, *arguments: str, seconds: float = 240) -> tuple[int, str]:

@@ -1,6 +1,6 @@
 """Snakemake through a double of a Determined master: what users do, and everything that can break.
 
-`DETERMINED_FAULTS=benchmarks/determined/faults.md python -m pytest tests/test_determined.py` writes the table of faults.
+`DETERMINED_FAULTS=../../benchmarks/determined/faults.md python -m pytest tests/test_determined.py` writes the table of faults.
 """
 
 import os
@@ -18,10 +18,11 @@ Tell = Callable[[str, str], None]
 HEAD = """\
 # Faults and what the Determined executor made of them
 
-Written by `DETERMINED_FAULTS=benchmarks/determined/faults.md python -m pytest tests/test_determined.py`: one tiny workflow per row, through
-the double in `tests/determined_master.py`, polling every 0.2 s and giving a silent command up after 1.5 s (by default: 10 s, and
-90 s). Tested against a double of the public contract, not against a live master; state strings come from the Go source. Seconds are of the
-whole row, two to five starts of Snakemake included, on a machine of {cores} cores under a load of {load:.0f}.
+Written by `DETERMINED_FAULTS=../../benchmarks/determined/faults.md python -m pytest tests/test_determined.py` in
+`plugins/snakemake-executor-plugin-determined`: one tiny workflow per row, through the double in its `tests/determined_master.py`, polling
+every 0.2 s and giving a silent command up after 1.5 s (by default: 10 s, and 90 s). Tested against a double of the public contract, not
+against a live master; state strings come from the Go source. Seconds are of the whole row, two to five starts of Snakemake included, on a
+machine of {cores} cores under a load of {load:.0f}.
 
 | fault | what happened | seconds |
 | --- | --- | --- |

@@ -15,23 +15,23 @@ from determined_master import IMAGE, PASSWORD, TOKEN, USER, Double
 from determined_project import until
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_determined import command, identity
-from snakemake_executor_plugin_determined.client import (
+from snakemake_executor_plugin_determined import command
+from snakemake_executor_plugin_determined.ending import Pulse
+from snakemake_executor_plugin_determined.master import (
     Client,
+    Master,
+    Outage,
     RejectedError,
+    State,
     TokenRefusedError,
     UnreachableError,
     canonical_address,
     patiently,
     pauses,
 )
-from snakemake_executor_plugin_determined.liveness import Outage, Pulse
-from snakemake_executor_plugin_determined.master import Master, State
-from snakemake_executor_plugin_determined.registry import Registry
-from snakemake_executor_plugin_determined.settings import ExecutorSettings, bind_mounts, environment_variables
-from snakemake_executor_plugin_determined.submission import slots_of, submit
-from snakemake_executor_plugin_determined.takeover import take_over
-from snakemake_executor_plugin_determined.target import connect
+from snakemake_executor_plugin_determined.registry import Registry, fingerprint_of, key_of
+from snakemake_executor_plugin_determined.settings import ExecutorSettings, bind_mounts, connect, environment_variables
+from snakemake_executor_plugin_determined.submission import slots_of, submit, take_over
 
 LOGGER = logging.getLogger("determined")
 RUNNING, ENDED = State(ended=False), State(ended=True, reason="allocation exited successfully")
@@ -284,7 +284,7 @@ def test_an_outage_is_told_once_and_asked_less_and_less_often() -> None:
 
 
 class Job(SimpleNamespace):
-    """As much of a Snakemake job as identity and takeover look at."""
+    """As much of a Snakemake job as record and takeover look at."""
 
     jobid, name = 1, "work"
 
@@ -302,17 +302,17 @@ def job(tmp_path: Path, word: str = "one") -> Job:
 
 def test_a_fingerprint_follows_parameters_and_inputs_and_the_key_only_outputs(tmp_path: Path) -> None:
     first = job(tmp_path)
-    before = identity.fingerprint(first)
-    assert identity.fingerprint(job(tmp_path, "two")) != before
-    assert identity.key(job(tmp_path, "two")) == identity.key(first)
+    before = fingerprint_of(first)
+    assert fingerprint_of(job(tmp_path, "two")) != before
+    assert key_of(job(tmp_path, "two")) == key_of(first)
     os.utime(tmp_path / "in.txt", ns=(1, 1))
-    assert identity.fingerprint(first) != before
+    assert fingerprint_of(first) != before
 
 
 def test_a_submission_is_on_record_before_the_master_answers(double: Double, tmp_path: Path) -> None:
     double.faults["unanswered"] = 100
     target, asked, registry = connect(settings(double), 0.1, lambda _: None), job(tmp_path), Registry(tmp_path / "records")
-    entry = registry.new(identity.key(asked), identity.fingerprint(asked))
+    entry = registry.new(key_of(asked), fingerprint_of(asked))
     with pytest.raises(UnreachableError, match="--determined-patience-seconds"):
         submit(target, registry, entry, asked, line="true", variables={}, grace=1.0, logger=LOGGER)
     entry.lock.close()
@@ -326,7 +326,7 @@ def test_an_exit_code_from_before_this_run_is_no_reason_to_skip_the_job(double: 
     target = connect(settings(double), 0.1, lambda _: None)
     asked, root = job(tmp_path), tmp_path / "records"
     old = Registry(root)
-    entry = old.new(identity.key(asked), identity.fingerprint(asked))
+    entry = old.new(key_of(asked), fingerprint_of(asked))
     old.save(entry)
     entry.lock.close()
     registry = Registry(root)
@@ -341,7 +341,7 @@ def test_an_exit_code_from_before_this_run_is_no_reason_to_skip_the_job(double: 
 def test_a_command_under_kill_is_not_taken_over(double: Double, tmp_path: Path) -> None:
     target = connect(settings(double), 0.1, lambda _: None)
     asked, registry = job(tmp_path), Registry(tmp_path / "records")
-    entry = registry.new(identity.key(asked), identity.fingerprint(asked))
+    entry = registry.new(key_of(asked), fingerprint_of(asked))
     entry.command, _ = target.master.launch(
         {"entrypoint": ["/bin/sleep", "60"], "environment": {"image": IMAGE}, "resources": {"slots": 0}}, None
     )

@@ -10,10 +10,12 @@ Snakemake's own record of external job ids is overwritten as soon as the inner S
     TICKET/exit      its exit code, written last
     KEY.log          end of the log of the job's last failed command
 
+KEY is what a job makes, the fingerprint what it is made from: by them a restarted Snakemake knows which job is which.
 A ticket belongs to one submission: a late writer of an earlier one cannot leave its exit code with a later one.
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -21,9 +23,10 @@ import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from snakemake_interface_common.exceptions import WorkflowError
+from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
 
 
 @dataclass
@@ -139,3 +142,48 @@ class Registry:
             lock.close()
             raise WorkflowError("Another Snakemake runs here and watches this job's Determined command; wait for it or stop it.") from None
         return lock
+
+
+def key_of(job: JobExecutorInterface) -> str:
+    """The same for two jobs exactly if they make the same outputs (without outputs: the same rules with the same wildcards)."""
+    made = sorted(str(path) for single in singles(job) for path in single.output)
+    return digest(made or sorted(single.uuid() for single in singles(job)))[:16]
+
+
+def fingerprint_of(job: JobExecutorInterface) -> str:
+    """Of rules, parameters, shell commands and input files.
+
+    A command started for another fingerprint must not be taken over: Snakemake would record the new parameters for the old outputs, and
+    never make them anew.
+    """
+    return digest([[single.rule.name, parameters(single), single.shellcmd, inputs(single)] for single in singles(job)])
+
+
+def parameters(single: Any) -> list[str]:
+    """Values with their names, as text."""
+    return [*map(repr, single.params), *map(str, single.params.keys())]
+
+
+def inputs(single: Any) -> list[list[Any]]:
+    """Path, time stamp and size of each input that counts for reruns (not `ancient`)."""
+    counted = [path for path in single.input if not getattr(path, "is_ancient", False)]
+    return [[str(path), *stamp(Path(path))] for path in counted]
+
+
+def stamp(path: Path) -> list[int]:
+    """Modification time in nanoseconds, and size; empty for a file that is not there."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return []
+    return [found.st_mtime_ns, found.st_size]
+
+
+def singles(job: JobExecutorInterface) -> list[Any]:
+    """The jobs of a group, or the one job."""
+    return sorted(job.jobs, key=lambda single: single.uuid()) if job.is_group() else [job]
+
+
+def digest(value: Any) -> str:
+    """sha256 of canonical JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

@@ -9,14 +9,11 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
 
-from snakemake_executor_plugin_determined import failure, identity
-from snakemake_executor_plugin_determined.client import TokenRefusedError, UnreachableError
-from snakemake_executor_plugin_determined.ending import end
-from snakemake_executor_plugin_determined.liveness import Outage, Pulse
-from snakemake_executor_plugin_determined.registry import Entry, Registry
-from snakemake_executor_plugin_determined.submission import submit
-from snakemake_executor_plugin_determined.takeover import take_over
-from snakemake_executor_plugin_determined.target import connect
+from snakemake_executor_plugin_determined.ending import Pulse, end, log_of, reason, unseen
+from snakemake_executor_plugin_determined.master import Outage, TokenRefusedError, UnreachableError
+from snakemake_executor_plugin_determined.registry import Entry, Registry, fingerprint_of, key_of
+from snakemake_executor_plugin_determined.settings import connect
+from snakemake_executor_plugin_determined.submission import submit, take_over
 
 
 class Executor(RemoteExecutor):
@@ -57,7 +54,7 @@ class Executor(RemoteExecutor):
 
     def submitted(self, job: JobExecutorInterface) -> Entry:
         """A fresh entry whose command the master has accepted; errors as `submit`."""
-        entry = self.registry.new(identity.key(job), identity.fingerprint(job))
+        entry = self.registry.new(key_of(job), fingerprint_of(job))
         self.watched[entry.ticket] = entry
         line, grace = self.format_job_exec(job), self.settings.grace_seconds
         try:
@@ -102,13 +99,13 @@ class Executor(RemoteExecutor):
         if self.outage.over():
             self.logger.warning("The Determined master answers again.")
         if pulse.unseen(state):
-            return failure.unseen(Path.cwd())
+            return unseen(Path.cwd())
         return pulse.death(state)
 
     def finish(self, info: SubmittedJobInfo, code: int) -> None:
         """Report a job whose command left its exit code."""
         if code:
-            self.fail(info, failure.reason(code, self.get_python_executable()))
+            self.fail(info, reason(code, self.get_python_executable()))
             return
         self.forget(info.aux["entry"])
         self.report_job_success(info)
@@ -116,7 +113,7 @@ class Executor(RemoteExecutor):
     def fail(self, info: SubmittedJobInfo, why: str) -> None:
         """Report a failed job, with the end of its command's log."""
         entry = info.aux["entry"]
-        log = failure.log_of(self.target.master, entry, self.settings.log_lines)
+        log = log_of(self.target.master, entry, self.settings.log_lines)
         self.registry.log_path(entry).write_text(f"{log}\n", encoding="utf-8")
         self.logger.error(f"Log of Determined command {entry.command} (rule {info.job.name}), its last lines:\n{log}\n")
         self.forget(entry)

@@ -1,7 +1,7 @@
 """A double of a Determined master: a small HTTP server that runs commands for real and breaks on demand.
 
 It answers the part of the public contract of 0.38.1 that the executor uses (proto/src/determined/api/v1; JSON as grpc-gateway writes it).
-`tests/test_determined_contract.py` has Determined's own strict bindings read every answer. What it cannot show: how a live master behaves.
+`test_determined_contract.py` has Determined's own strict bindings read every answer. What it cannot show: how a live master behaves.
 Unlike that, it keeps state through `down` and `up`, and has one node.
 """
 

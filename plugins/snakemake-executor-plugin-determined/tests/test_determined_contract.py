@@ -16,9 +16,8 @@ import requests
 from determined_master import IMAGE, PASSWORD, TOKEN, USER, Double
 from determined_project import until
 
-from snakemake_executor_plugin_determined.client import SALT, Client
 from snakemake_executor_plugin_determined.command import configuration
-from snakemake_executor_plugin_determined.master import Master
+from snakemake_executor_plugin_determined.master import SALT, Client, Master
 
 CONTRACT = Path(os.environ.get("DETERMINED_CONTRACT", Path(sys.prefix) / "test-only"))
 
