@@ -30,4 +30,6 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_the_readme_fits_on_a_page_and_leads_to_every_other() -> None:
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 110
-    assert {page.name for page in ROOT.glob("docs/*.md")} <= {Path(target.partition("#")[0]).name for target in LINK.findall("\n".join(lines))}
+    assert {page.name for page in ROOT.glob("docs/*.md")} <= {
+        Path(target.partition("#")[0]).name for target in LINK.findall("\n".join(lines))
+    }
