@@ -4,7 +4,7 @@ Two GPUs are faked by device nodes, so that `--gpus` is scheduled and CUDA_VISIB
 them. Slurm drops SLURM_CONF inside jobs, hence its files are linked into /etc/slurm while the cluster runs. `stop` takes them away
 again: with clients installed and a configuration but no controller every start of snakemake would wait 10 seconds for an answer.
 
-    python tests/slurm_cluster.py start|stop      as root, Debian: apt-get install slurmctld slurmd slurm-client munge
+    python tests/cluster/slurm_cluster.py start|stop      as root, Debian: apt-get install slurmctld slurmd slurm-client munge
 """
 
 import os

@@ -1,6 +1,6 @@
 """The real vLLM beside transformers on the tests' start policy; skipped where vllm is not installed.
 
-On a GPU in bfloat16, else with vLLM's CPU build in float32: `python -m pytest tests/test_vllm_real.py -s`; -s shows what was measured.
+On a GPU in bfloat16, else with vLLM's CPU build in float32: `python -m pytest tests/engine/test_vllm_real.py -s`; -s shows what was measured.
 """
 
 import importlib.util

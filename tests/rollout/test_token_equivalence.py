@@ -505,7 +505,7 @@ def test_trl_stops_at_the_model_s_context_too(loops: Loops, monkeypatch: pytest.
     assert capped.trl.contexts == whole.ours.contexts[:2]
 
 
-# 4. The boundary check over TRL's own batch (tests/test_grpo.py has the other corruptions)
+# 4. The boundary check over TRL's own batch (tests/training/test_grpo.py has the other corruptions)
 
 
 @pytest.fixture

@@ -152,7 +152,7 @@ def strict(*calls: Call, answer: int | None = 413) -> bool:
 
 
 def test_judge_wants_lookup_then_product_then_answer() -> None:
-    """tests/test_success.py has the rules beside this core."""
+    """tests/tasks/test_success.py has the rules beside this core."""
     assert strict(lookup(), calculator())
     assert strict(lookup(), calculator(expression="59*7"))
     assert not strict(lookup(), calculator(), answer=412)

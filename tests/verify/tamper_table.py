@@ -1,6 +1,6 @@
 """Print what verification says to every change of the tamper suite.
 
-`python tests/tamper_table.py results/micro > benchmarks/verify/tamper.md`
+`python tests/verify/tamper_table.py results/micro > benchmarks/verify/tamper.md`
 
 The study must be the finished micro study (`tests/micro.yaml`); it is copied for every change and stays untouched.
 """

@@ -1,6 +1,6 @@
 """Write what every change of the rerun suite must rerun, and what Snakemake plans, to benchmarks/reruns/reruns.md.
 
-`python tests/rerun_table.py [PROJECT]`: without a project that holds the finished micro study (`tests/micro.yaml`), one is made
+`python tests/workflow/rerun_table.py [PROJECT]`: without a project that holds the finished micro study (`tests/micro.yaml`), one is made
 first, about three minutes. The project stays untouched.
 """
 
@@ -35,7 +35,7 @@ def main(project: Path | None) -> None:
             rows.append(f"| {change.name.replace('|', chr(92) + '|')} | {counted(change.expected)} | {found} |")
             print(rows[-1], flush=True)
     title = f"{len(changes)} changes to a finished study with two arms and one seed; {differing} planned otherwise than expected."
-    note = "Jobs by rule. Made by `python tests/rerun_table.py`; the expectations stand in `tests/rerun_expected.py`."
+    note = "Jobs by rule. Made by `python tests/workflow/rerun_table.py`; the expectations stand in `tests/workflow/rerun_expected.py`."
     OUT.parent.mkdir(parents=True, exist_ok=True)
     OUT.write_text("\n".join([title, note, "", "| change | expected | got |", "| --- | --- | --- |", *rows, ""]), encoding="utf-8")
     sys.exit(f"error: {differing} plans differ, see {OUT}" if differing else 0)

@@ -12,13 +12,16 @@ class EvaluationShape(Section):
     """Agent evaluation, the same for every policy."""
 
     trials: Positive
+    """Episodes of every task, each on a random stream of its own."""
     batch_size: Positive
+    """Episodes at once; an engine with a queue of its own takes more."""
 
 
 class RetentionPrompt(Section):
     """The frozen prompt of the retention items."""
 
     system: str
+    """System message."""
     prompt: str
     """User message; `{question}` is replaced by the item's question."""
 
@@ -37,15 +40,21 @@ class Retention(RetentionPrompt):
     """Mathematics without tools: frozen items, own prompt, own token limit and decoding."""
 
     source: Literal["mgsm", "word-problems"]
+    """`mgsm`: MGSM German; `word-problems`: generated ones in its format, for the demo."""
     path: str | None = None
     """Local copy of mgsm_de.tsv; null fetches it once from the pinned commit. Both are checked by sha256."""
     items: Positive
+    """How many items are frozen."""
     ids: tuple[str, ...] | None = None
     """The frozen items themselves; null chooses `items` of them by `seed`."""
     seed: Seed
+    """Chooses the items where neither `ids` nor a file names them."""
     max_tokens: Positive
+    """Most tokens of an answer."""
     batch_size: Positive
+    """Items asked at once; an engine with a queue of its own takes more."""
     decoding: Decoding
+    """Sampling of the answers, frozen with the items."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Retention":

@@ -22,18 +22,23 @@ from agentrl.training.settings import Arm, PreflightGroups, Reward, TrainingSett
 
 
 class Splits(Section):
-    """Tasks per split: `tasks.SPLITS`, each at most its share of the pairs (`tasks.SHARES`)."""
+    """Tasks per split: `tasks.families.SPLITS`, each at most its share of the pairs (`SHARES` there)."""
 
     train: Positive
+    """Training tasks."""
     dev: Positive
+    """Tasks for looking and, with `evaluation.select`, for choosing."""
     test: Positive
+    """Tasks for judging."""
 
 
 class Tasks(BaseTasks):
     """The frozen task set."""
 
     seed: Seed
+    """Of pairs, ids and wordings."""
     splits: Splits
+    """How many tasks each split has."""
 
     @model_validator(mode="after")
     def _known_family_and_sufficient_shares(self) -> "Tasks":
@@ -47,6 +52,7 @@ class Training(TrainingSettings):
     """The training of every arm, once per seed."""
 
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)]
+    """One GRPO run per arm and seed: order of the tasks, the adapter's initialisation and sampling."""
 
     @model_validator(mode="after")
     def _distinct_seeds(self) -> "Training":
@@ -59,6 +65,7 @@ class Evaluation(EvaluationShape):
     """Which splits are evaluated, and how."""
 
     splits: Annotated[tuple[Literal["dev", "test"], ...], Field(min_length=1)]
+    """Splits on which policies are evaluated; the verdict rests on test, where it is named."""
     select: Literal["dev"] | None = None
     """`dev`: arms are compared on dev, and test is evaluated for the start policy and the best of them only."""
 
@@ -88,7 +95,7 @@ class Baselines(Section):
     agent: str | None = None
     """Folder of an earlier study, e.g. results/earlier."""
     retention: str | None = None
-    """The same, or a file in the format of `agentrl/recorded.py`; it ends in .json."""
+    """The same, or a file in the format of `agentrl/evaluation/recorded.py`; it ends in .json."""
 
     @property
     def recorded_file(self) -> str | None:
@@ -106,22 +113,37 @@ class Study(Section):
     """One study. `results/{study}/` holds everything it makes."""
 
     study: Name
+    """Name of the folder `results/{study}/`."""
     finished: Literal["replace", "refuse"]
-    """Whether a run may make evidence of a finished study anew (`agentrl.finished`). No job reads this."""
+    """Whether a run may make evidence of a finished study anew (`agentrl.study.finished`). No job reads this."""
     model: Model
+    """The start policy and how every stage loads it."""
     tasks: Tasks
+    """The frozen task set."""
     protocol: Protocol
+    """What ends an episode and what breaks strict success."""
     decoding: Decoding
+    """Sampling of episodes."""
     reward: Reward
+    """Milestones of the reward `shaped`."""
     training: Training
+    """GRPO, for every arm and seed."""
     arms: Annotated[dict[Name, Arm], Field(min_length=1)]
+    """Name of an arm -> its reward, what it changes of `training`, and its warm-up."""
     preflight: PreflightGroups
+    """Groups that are sampled before training."""
     evaluation: Evaluation
+    """Agent evaluation."""
     retention: RetentionChoice
+    """Mathematics without tools."""
     baselines: Baselines = Baselines()
+    """Evaluations of the start policy that are taken over."""
     statistics: Statistics
+    """How policies are compared."""
     plan: PlanSettings
+    """What the study should be able to find."""
     demo_policy: DemoPolicy | None = None
+    """Recipe of a start policy that the pipeline makes itself; null where `model.start` names one."""
 
     @property
     def placebos(self) -> list[str]:

@@ -11,7 +11,9 @@ class Range(Section):
     """Inclusive range of a private fact."""
 
     min: Positive
+    """Smallest value."""
     max: Positive
+    """Largest value."""
 
     @model_validator(mode="after")
     def _ordered(self) -> "Range":
@@ -24,9 +26,11 @@ class BaseTasks(Section):
     """What tasks of no split depend on."""
 
     family: Name
+    """Kind of question: a name in `tasks.families.FAMILIES`."""
     scaffold: Name
-    """How much of the solution the prompt gives away: a level of the family (`tasks.Family.scaffolds`)."""
+    """How much of the solution the prompt gives away: a level of the family (`tasks.families.Family.scaffolds`)."""
     quantity: Range
+    """Range of the first private fact, in pieces."""
     unit_price: Range
     """Whole euros."""
 
@@ -35,7 +39,9 @@ class TaskSplit(BaseTasks):
     """One split of the task set, as its job reads it."""
 
     seed: Seed
+    """Of pairs, ids and wordings (`tasks.seed`)."""
     count: Positive
+    """Tasks of this split (`tasks.splits`)."""
 
 
 Rule = Literal["breaks", "allowed"]

@@ -12,8 +12,11 @@ class Reward(Section):
     """Milestone shaping of the training reward; clipped to [0, 1]; never mixed with success."""
 
     lookup: Share
+    """For the lookup of the record."""
     calculation: Share
+    """For the product of the retrieved values by the calculator."""
     strict: Share
+    """For strict success."""
     tool_error: Share
     """Subtracted once per tool error."""
 
@@ -22,7 +25,9 @@ class Clip(Section):
     """How far the ratio to the sampling policy may go: `1 - low` to `1 + high`."""
 
     low: Annotated[float, Field(gt=0, lt=1)]
+    """The ratio goes no lower than 1 less this."""
     high: Rate
+    """The ratio goes no higher than 1 plus this."""
 
 
 class Optimizer(Section):
@@ -31,19 +36,28 @@ class Optimizer(Section):
     name: Literal["adamw_torch", "adamw_torch_fused"]
     """One algorithm, two implementations that round differently."""
     beta1: Annotated[float, Field(ge=0, lt=1)]
+    """Decay of the gradient's running mean."""
     beta2: Annotated[float, Field(ge=0, lt=1)]
+    """Decay of the squared gradient's running mean."""
     epsilon: Rate
+    """Added to the denominator."""
     weight_decay: Annotated[float, Field(ge=0)]
+    """Decoupled decay of the weights."""
 
 
 class TrainingSettings(Section):
     """GRPO. One optimizer step consumes `batch_size` episodes: `batch_size / group_size` tasks."""
 
     steps: Positive
+    """Optimizer steps."""
     group_size: Annotated[int, Field(ge=2)]
+    """Episodes of one task, whose rewards are compared with each other."""
     batch_size: Positive
+    """Episodes in one optimizer step; a multiple of `group_size`."""
     learning_rate: Rate
+    """Highest learning rate."""
     lr_schedule: Literal["linear", "constant", "cosine"]
+    """Course of the learning rate behind the warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)]
     """Optimizer steps in which the learning rate rises from 0."""
     kl: Annotated[float, Field(ge=0)]
@@ -53,18 +67,26 @@ class TrainingSettings(Section):
     gradient as it stands; `k3_unbiased` multiplies it by the ratio to the sampling policy, whose value is 1 on-policy but whose gradient
     makes the whole that of the reverse KL (TRL's `use_bias_correction_kl`)."""
     max_grad_norm: Rate
+    """The gradient is scaled down to this norm where it is larger."""
     loss_type: Literal["dapo", "grpo", "dr_grpo", "bnpo"]
+    """How token losses become one: `dapo` divides their sum by the tokens of the whole batch, `bnpo` by those of the batch on one device,
+    `grpo` takes the mean of each episode and then of the episodes, `dr_grpo` divides by episodes times `protocol.budget`."""
     scale_rewards: Literal["group", "none"]
+    """Whether advantages are divided by the standard deviation of their group's rewards."""
     importance_level: Literal["token", "sequence"]
     """Whether ratios to the sampling policy are of tokens, or one of the sequence (its geometric mean)."""
     clip: Clip
+    """Bounds of the ratio to the sampling policy."""
     mask_truncated: bool
     """Whether episodes whose last token ends no turn are left out of the loss."""
     entropy_quantile: Annotated[float, Field(gt=0, le=1)]
     """Share of the tokens, those of the highest entropy, that the reward's gradient goes through; 1 takes all."""
     optimizer: Optimizer
+    """The optimizer and its numbers."""
     lora: Lora
+    """The adapter that is trained."""
     gradient_checkpointing: bool
+    """Whether activations are computed again in the backward pass: less memory, more time."""
     checkpoint_every: Positive
     """Steps between resumable checkpoints in the work folder."""
 
@@ -97,8 +119,11 @@ class Warmup(Section):
     """Supervised training of an arm's LoRA on expert trajectories of training tasks, before GRPO."""
 
     steps: Positive
+    """Optimizer steps."""
     batch_size: Positive
+    """Demonstrations in one optimizer step."""
     learning_rate: Rate
+    """Highest learning rate; it rises, then falls to 0 as a cosine."""
 
 
 class Arm(Section):
@@ -107,7 +132,9 @@ class Arm(Section):
     reward: Literal["shaped", "random", "binary"]
     """Milestone shaping, a fair coin (the placebo), or strict success as 0 or 1."""
     training: TrainingOverrides = TrainingOverrides()  # type: ignore[valid-type]
+    """What the arm changes of the section `training`; null or absent inherits."""
     warmup: Warmup | None = None
+    """A short supervised training before GRPO; null: none."""
 
     def content(self) -> dict[str, Any]:
         """Plain data with only those overrides that are set: an arm's section and its record in the training manifest."""
@@ -124,6 +151,7 @@ class PreflightGroups(Section):
     """Before training: groups of training tasks sampled from the start policy."""
 
     groups: Positive
+    """Training tasks, each played once per episode of a group."""
 
 
 class Preflight(PreflightGroups):
