@@ -44,7 +44,13 @@ BOUNDS = {
     "maximum": "to {}",
     "minItems": "{} or more",
 }
-TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "null": "null"}
+TYPES = {
+    "integer": "whole number",
+    "number": "number",
+    "string": "text",
+    "boolean": "true or false",
+    "null": "null",
+}
 
 
 def page() -> str:
@@ -53,13 +59,21 @@ def page() -> str:
     defaults = {**read_yaml(ROOT / "config.yaml"), "demo_policy": demo}
     texts, parts = descriptions(Study), [HEAD]
     top = [name for name in Study.model_fields if inner(Study, name) is None]
-    parts.append(table("Top level", "", [row(Study, name, name, {"": defaults[name]}) for name in top]))
+    parts.append(
+        table("Top level", "", [row(Study, name, name, {"": defaults[name]}) for name in top])
+    )
     for name in Study.model_fields:
         model = inner(Study, name)
         if model is not None:
-            many = get_origin(Study.model_fields[name].annotation) is dict  # its keys are names that a user gives
+            many = (
+                get_origin(Study.model_fields[name].annotation) is dict
+            )  # its keys are names that a user gives
             intro = "\n".join([texts[name], *([DEMO] if name == "demo_policy" else [])])
-            found = rows(model, f"{name}.{{name}}" if many else name, defaults[name] if many else {"": defaults[name]})
+            found = rows(
+                model,
+                f"{name}.{{name}}" if many else name,
+                defaults[name] if many else {"": defaults[name]},
+            )
             parts.append(table(f"`{name}`", intro, list(found)))
     return "\n".join(parts)
 
@@ -92,7 +106,11 @@ def row(model: type[Section], name: str, path: str, defaults: Mapping[str, Any])
 
 def written(value: Any) -> str:
     """A default as YAML has it: text without quotes unless it needs them, everything else as JSON."""
-    return value if isinstance(value, str) and "\n" not in value else json.dumps(value, ensure_ascii=False)
+    return (
+        value
+        if isinstance(value, str) and "\n" not in value
+        else json.dumps(value, ensure_ascii=False)
+    )
 
 
 def typed(schema: Mapping[str, Any]) -> tuple[str, str]:
@@ -101,7 +119,9 @@ def typed(schema: Mapping[str, Any]) -> tuple[str, str]:
         kinds, bounds = zip(*map(typed, schema["anyOf"]), strict=True)
         return " or ".join(kinds), ", ".join(filter(None, bounds))
     if "enum" in schema or "const" in schema:
-        return "one of " + ", ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")])), ""
+        return "one of " + ", ".join(
+            f"`{value}`" for value in schema.get("enum", [schema.get("const")])
+        ), ""
     if schema["type"] == "array":
         kind, bounds = typed(schema["items"])
         return f"list: {kind}", ", ".join(filter(None, [bounds, limits(schema)]))
@@ -119,14 +139,25 @@ def limits(schema: Mapping[str, Any]) -> str:
 def inner(model: type[Section], name: str) -> type[Section] | None:
     """The section that a field holds, as it is, optional, or as the values of a mapping; None for a plain value."""
     kind = model.model_fields[name].annotation
-    return next((part for part in (kind, *get_args(kind)) if inspect.isclass(part) and issubclass(part, Section)), None)
+    return next(
+        (
+            part
+            for part in (kind, *get_args(kind))
+            if inspect.isclass(part) and issubclass(part, Section)
+        ),
+        None,
+    )
 
 
 def descriptions(model: type[Section]) -> dict[str, str]:
     """Field -> the string below it, of a class and those that it extends."""
     found: dict[str, str] = {}
     for base in reversed(model.__mro__):
-        if issubclass(base, Section) and base is not Section and base.__module__.startswith("agentrl."):
+        if (
+            issubclass(base, Section)
+            and base is not Section
+            and base.__module__.startswith("agentrl.")
+        ):
             found |= _described(base)
     return found
 
@@ -136,7 +167,11 @@ def _described(model: type[Section]) -> dict[str, str]:
     found: dict[str, str] = {}
     for field, below in pairwise(body):
         text = below.value if isinstance(below, ast.Expr) else None
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Constant):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(text, ast.Constant)
+        ):
             found[field.target.id] = " ".join(str(text.value).split())
     return found
 

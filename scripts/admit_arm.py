@@ -16,7 +16,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--arm", required=True)
     parser.add_argument("--arm-section", type=Path, required=True, help="config/arm-{arm}.json")
-    parser.add_argument("--preflight", type=Path, required=True, help="the preflight's manifest.json")
+    parser.add_argument(
+        "--preflight", type=Path, required=True, help="the preflight's manifest.json"
+    )
     parser.add_argument("--out", type=Path, required=True, help="preflight/admitted/{arm}.json")
     args = parser.parse_args()
     recorded = read_json(args.preflight)

@@ -13,17 +13,28 @@ from agentrl.evidence.stage import open_stage, run_command
 def main() -> None:
     """Compare, copy the records, take over the manifest."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--earlier", type=Path, required=True, help="results/{study} of the earlier study")
-    parser.add_argument("--policy", type=Path, required=True, help="this study's start/manifest.json")
+    parser.add_argument(
+        "--earlier", type=Path, required=True, help="results/{study} of the earlier study"
+    )
+    parser.add_argument(
+        "--policy", type=Path, required=True, help="this study's start/manifest.json"
+    )
     parser.add_argument("--freeze", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True, help="policies/baseline/{measure} of this study")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="policies/baseline/{measure} of this study"
+    )
     data = parser.add_mutually_exclusive_group(required=True)
     data.add_argument("--tasks", type=Path, help="this study's tasks of the split")
     data.add_argument("--items", type=Path, help="this study's retention items")
     args = parser.parse_args()
     with open_stage(args.out, "adopt_baseline.py") as stage:
         earlier = Earlier(args.earlier, args.out.name)
-        given = {"policy": args.policy, "freeze": args.freeze, "tasks": args.tasks, "items": args.items}
+        given = {
+            "policy": args.policy,
+            "freeze": args.freeze,
+            "tasks": args.tasks,
+            "items": args.items,
+        }
         records = earlier.check({role: path for role, path in given.items() if path is not None})
         for name in records:
             shutil.copyfile(earlier.folder / name, args.out / name)
@@ -34,7 +45,10 @@ def main() -> None:
             "provenance": read_json(ran) if ran.is_file() else None,
         }
         stage.take_over(earlier.folder / "manifest.json")
-        print(f"{earlier.folder}: taken over, {', '.join(records)} and manifest.json as they are", flush=True)
+        print(
+            f"{earlier.folder}: taken over, {', '.join(records)} and manifest.json as they are",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,9 @@ def main() -> None:
     parser.add_argument("--tasks", type=Path, required=True)
     parser.add_argument("--freeze", type=Path, required=True)
     parser.add_argument("--study", help="name of the study, for the ledger")
-    parser.add_argument("--ledger", type=Path, help="results/ledger.jsonl; the look is recorded there")
+    parser.add_argument(
+        "--ledger", type=Path, help="results/ledger.jsonl; the look is recorded there"
+    )
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     with open_stage(args.out, "evaluate_agent.py") as stage:
@@ -35,25 +37,53 @@ def main() -> None:
         folder, recorded = check_policy(args.policy)
         frozen.check({"data": args.tasks}, {"tokenizer": folder})
         split = read_tasks(args.tasks)
-        decoding, settings = frozen.section("decoding", Decoding), frozen.section("evaluation", EvaluationShape)
+        decoding, settings = (
+            frozen.section("decoding", Decoding),
+            frozen.section("evaluation", EvaluationShape),
+        )
         engine, chat = open_engine(folder, frozen.section("model", Model), decoding)
         rollout = Rollout(engine, chat, frozen.section("protocol", Protocol))
         began, played = time.monotonic(), []
         with open(args.out / "episodes.jsonl", "w", encoding="utf-8") as stream:
-            queue = episodes(rollout, split, settings.trials, settings.batch_size, args.name, recorded["steps"], decoding.seed)
+            queue = episodes(
+                rollout,
+                split,
+                settings.trials,
+                settings.batch_size,
+                args.name,
+                recorded["steps"],
+                decoding.seed,
+            )
             for batch in queue:
                 trajectory.append(stream, batch)
                 played += batch
                 done = sum(t.outcome.strict for t in played)
-                print(f"{args.name}: {len(played)} of {len(split) * settings.trials} episodes, {done} strict", flush=True)
+                print(
+                    f"{args.name}: {len(played)} of {len(split) * settings.trials} episodes, {done} strict",
+                    flush=True,
+                )
         seconds = time.monotonic() - began
         counts = measures(played, len(split) * settings.trials)
         stage.measured = measured(engine, counts["assistant_tokens"], seconds)
         inputs = {"policy": args.policy, "freeze": args.freeze, "tasks": args.tasks}
-        stage.manifest(inputs, ["episodes.jsonl"], frozen.content["config"], {"policy": args.name, "engine": engine.name, "counts": counts})
+        stage.manifest(
+            inputs,
+            ["episodes.jsonl"],
+            frozen.content["config"],
+            {"policy": args.name, "engine": engine.name, "counts": counts},
+        )
         if args.ledger:
-            files = {"split": args.tasks, "model": args.policy, "manifest": args.out / "manifest.json"}
-            ledger.record(args.ledger, args.study, args.name, **{role: sha256(path) for role, path in files.items()})
+            files = {
+                "split": args.tasks,
+                "model": args.policy,
+                "manifest": args.out / "manifest.json",
+            }
+            ledger.record(
+                args.ledger,
+                args.study,
+                args.name,
+                **{role: sha256(path) for role, path in files.items()},
+            )
 
 
 if __name__ == "__main__":

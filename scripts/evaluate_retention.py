@@ -32,15 +32,28 @@ def main() -> None:
         engine, chat = open_engine(folder, frozen.section("model", Model), section.decoding)
         began, answered = time.monotonic(), []
         with open(args.out / "answers.jsonl", "w", encoding="utf-8") as stream:
-            for batch in retention.answers(engine, chat, items, section, args.name, recorded["steps"]):
-                stream.writelines(json.dumps(asdict(answer), sort_keys=True, separators=(",", ":")) + "\n" for answer in batch)
+            for batch in retention.answers(
+                engine, chat, items, section, args.name, recorded["steps"]
+            ):
+                stream.writelines(
+                    json.dumps(asdict(answer), sort_keys=True, separators=(",", ":")) + "\n"
+                    for answer in batch
+                )
                 answered += batch
-                print(f"{args.name}: {len(answered)} of {len(items)} items, {sum(a.correct for a in answered)} correct", flush=True)
+                print(
+                    f"{args.name}: {len(answered)} of {len(items)} items, {sum(a.correct for a in answered)} correct",
+                    flush=True,
+                )
         seconds = time.monotonic() - began
         counts = retention.measures(answered, len(items))
         stage.measured = measured(engine, counts["assistant_tokens"], seconds)
         inputs = {"policy": args.policy, "freeze": args.freeze, "items": args.items}
-        stage.manifest(inputs, ["answers.jsonl"], frozen.content["config"], {"policy": args.name, "engine": engine.name, "counts": counts})
+        stage.manifest(
+            inputs,
+            ["answers.jsonl"],
+            frozen.content["config"],
+            {"policy": args.name, "engine": engine.name, "counts": counts},
+        )
 
 
 if __name__ == "__main__":

@@ -15,9 +15,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--stage", required=True, help="train, agent-dev, agent-test or retention")
     parser.add_argument("--data", type=Path, required=True, help="tasks.jsonl or items.jsonl")
-    parser.add_argument("--baseline", type=Path, nargs="?", help="recorded retention baseline, if there is one")
-    parser.add_argument("--start", type=Path, required=True, help="the start policy's manifest.json")
-    parser.add_argument("--sections", type=Path, nargs="+", required=True, help="config/{section}.json files")
+    parser.add_argument(
+        "--baseline", type=Path, nargs="?", help="recorded retention baseline, if there is one"
+    )
+    parser.add_argument(
+        "--start", type=Path, required=True, help="the start policy's manifest.json"
+    )
+    parser.add_argument(
+        "--sections", type=Path, nargs="+", required=True, help="config/{section}.json files"
+    )
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     folder, _ = check_policy(args.start)

@@ -21,7 +21,12 @@ def main() -> None:
         section = validate(read_json(args.section), TaskSplit, str(args.section))
         generated = generate(section, args.split, section.count)
         write_tasks(args.out / "tasks.jsonl", generated)
-        stage.manifest({"section": args.section}, ["tasks.jsonl"], section.model_dump(mode="json"), {"tasks": len(generated)})
+        stage.manifest(
+            {"section": args.section},
+            ["tasks.jsonl"],
+            section.model_dump(mode="json"),
+            {"tasks": len(generated)},
+        )
 
 
 if __name__ == "__main__":

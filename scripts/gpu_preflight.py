@@ -13,8 +13,15 @@ def main() -> None:
     """Check packages, disk and GPU; write what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--section", type=Path, required=True, help="config/model.json")
-    parser.add_argument("--lock", type=Path, required=True, help="the file in envs/ that pins the packages of GPU rules")
-    parser.add_argument("--checkpoints", type=int, required=True, help="merged checkpoints that the study writes")
+    parser.add_argument(
+        "--lock",
+        type=Path,
+        required=True,
+        help="the file in envs/ that pins the packages of GPU rules",
+    )
+    parser.add_argument(
+        "--checkpoints", type=int, required=True, help="merged checkpoints that the study writes"
+    )
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     with open_stage(args.out, "gpu_preflight.py"):

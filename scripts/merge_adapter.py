@@ -19,8 +19,12 @@ from agentrl.rollout import trajectory
 def main() -> None:
     """Check the inputs, merge, audit, compare logits, write the candidate with its manifest."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--start", type=Path, required=True, help="the start policy's manifest.json")
-    parser.add_argument("--train", type=Path, required=True, help="the training run's manifest.json")
+    parser.add_argument(
+        "--start", type=Path, required=True, help="the start policy's manifest.json"
+    )
+    parser.add_argument(
+        "--train", type=Path, required=True, help="the training run's manifest.json"
+    )
     parser.add_argument("--model-section", type=Path, required=True, help="config/model.json")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
@@ -36,7 +40,11 @@ def main() -> None:
         seen = islice(trajectory.read(args.train.parent / "episodes.jsonl"), merge.CONTEXTS)
         contexts = [t.prompt_ids + t.completion_ids for t in seen]
         gap = merge.logit_gap(start, adapter, merged, contexts, stored)
-        allowed = {"stored_dtype": stored, "tolerance": merge.LOGIT_TOLERANCE[stored], "contexts": len(contexts)}
+        allowed = {
+            "stored_dtype": stored,
+            "tolerance": merge.LOGIT_TOLERANCE[stored],
+            "contexts": len(contexts),
+        }
         report = {**counts, "largest_logit_difference": float(f"{gap:.3g}"), **allowed}
         write_json(args.out / "merge.json", report)
         outputs = ["merge.json", *(f"{CHECKPOINT}/{name}" for name in check_checkpoint(merged))]

@@ -13,8 +13,15 @@ from agentrl.judgement.settings import Plan
 def main() -> None:
     """Compute, print, refuse or write power.json and power.png with their manifest."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--study", type=Path, required=True, help="results/{study}, for the seconds of stages that have run")
-    parser.add_argument("--jobs", nargs="+", required=True, help="stage=times, e.g. train=10 agent-test=11")
+    parser.add_argument(
+        "--study",
+        type=Path,
+        required=True,
+        help="results/{study}, for the seconds of stages that have run",
+    )
+    parser.add_argument(
+        "--jobs", nargs="+", required=True, help="stage=times, e.g. train=10 agent-test=11"
+    )
     parser.add_argument("--section", type=Path, required=True, help="config/plan.json")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()

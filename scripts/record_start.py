@@ -26,9 +26,13 @@ def main() -> None:
         ChatProtocol(load_tokenizer(folder))
         link = args.out / CHECKPOINT
         link.unlink(missing_ok=True)
-        link.symlink_to(os.path.relpath(folder, args.out.resolve()))  # relative: a project that moves keeps its start
+        link.symlink_to(
+            os.path.relpath(folder, args.out.resolve())
+        )  # relative: a project that moves keeps its start
         outputs = [*(f"{CHECKPOINT}/{name}" for name in files), *copy_tokenizer(folder, args.out)]
-        stage.manifest({"section": args.section}, outputs, section.model_dump(mode="json"), {"steps": 0})
+        stage.manifest(
+            {"section": args.section}, outputs, section.model_dump(mode="json"), {"steps": 0}
+        )
 
 
 if __name__ == "__main__":

@@ -16,11 +16,16 @@ def main() -> None:
     for page in (args.study / "summary" / name for name in ("summary.md", runs.TEXT)):
         if page.is_file():
             print(page.read_text(encoding="utf-8"))
-    rows = [(read_json(path)["seconds"], path.parent.relative_to(args.study)) for path in args.study.rglob("status.json")]
+    rows = [
+        (read_json(path)["seconds"], path.parent.relative_to(args.study))
+        for path in args.study.rglob("status.json")
+    ]
     print("Seconds per stage (last run of each):")
     for seconds, stage in sorted(rows, reverse=True):
         print(f"{seconds:8.1f}  {stage}")
-    print(f"{sum(seconds for seconds, _ in rows):8.1f}  in all, start-up of Python and Snakemake not counted")
+    print(
+        f"{sum(seconds for seconds, _ in rows):8.1f}  in all, start-up of Python and Snakemake not counted"
+    )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,10 @@ def main() -> None:
         ran = runs.collect(args.study)
         write_json(args.out / runs.DATA, ran)
         write_text(args.out / runs.TEXT, runs.render(ran))
-        inputs = {role: args.study / role / "manifest.json" for role in ("plan", "preflight", "statistics")}
+        inputs = {
+            role: args.study / role / "manifest.json"
+            for role in ("plan", "preflight", "statistics")
+        }
         inputs["verified"] = args.study / "verify" / "verify.json"
         stage.manifest(inputs, ["summary.json", "summary.md"], settings.model_dump(mode="json"))
 

@@ -28,13 +28,25 @@ def row(study: Path) -> dict[str, Any]:
     """What the table needs of one study, with where it ran and the seconds of its stages."""
     summary = read_json(study / "summary" / "summary.json")
     provenance = read_json(study / "statistics" / "provenance.json")
-    status = {path.parent.relative_to(study).as_posix(): read_json(path)["seconds"] for path in study.rglob("status.json")}
+    status = {
+        path.parent.relative_to(study).as_posix(): read_json(path)["seconds"]
+        for path in study.rglob("status.json")
+    }
     sections = {path.stem: read_json(path) for path in (study / "config").glob("*.json")}
-    seeds = {"tasks": sections["tasks-train"]["seed"], "training": sorted({name.split("seed-")[1] for name in summary["training"]})}
+    seeds = {
+        "tasks": sections["tasks-train"]["seed"],
+        "training": sorted({name.split("seed-")[1] for name in summary["training"]}),
+    }
     if "demo-sft" in sections:
-        seeds |= {"base": sections["demo-base"]["stage"]["seed"], "sft": sections["demo-sft"]["stage"]["seed"]}
+        seeds |= {
+            "base": sections["demo-base"]["stage"]["seed"],
+            "sft": sections["demo-sft"]["stage"]["seed"],
+        }
     where = {name: provenance[name] for name in ("commit", "dirty", "packages", "host", "python")}
-    kept = {name: summary[name] for name in ("study", "judged_on", "policies", "comparisons", "findings")}
+    kept = {
+        name: summary[name]
+        for name in ("study", "judged_on", "policies", "comparisons", "findings")
+    }
     return {**kept, "seeds": seeds, "seconds": status, "where": where}
 
 
@@ -45,17 +57,36 @@ def table(rows: list[dict[str, Any]]) -> str:
         "| --- " * 7 + "|",
     ]
     for found in rows:
-        judged, seeds = found["judged_on"], ", ".join(f"{k} {v if isinstance(v, int) else '+'.join(v)}" for k, v in found["seeds"].items())
+        judged, seeds = (
+            found["judged_on"],
+            ", ".join(
+                f"{k} {v if isinstance(v, int) else '+'.join(v)}" for k, v in found["seeds"].items()
+            ),
+        )
         several = len(found["seeds"]["training"]) > 1
         for name, measures in found["policies"].items():
             if judged not in measures:
                 continue  # passed over by the choice on dev
             agent, kept = measures[judged], measures["retention"]
-            cells = [f"{agent['strict_success']}/{agent['episodes']}", "", "", f"{kept['correct']}/{kept['items']}", ""]
+            cells = [
+                f"{agent['strict_success']}/{agent['episodes']}",
+                "",
+                "",
+                f"{kept['correct']}/{kept['items']}",
+                "",
+            ]
             if pair := found["comparisons"].get(name):
                 gate = "held" if pair["retention"]["zero_drop_gate"]["passed"] else "REGRESSED"
-                p = pair[judged]["sign_flip"]["p"] if pair[judged]["mcnemar_p"] is None else pair[judged]["mcnemar_p"]
-                cells[1], cells[2], cells[4] = points(pair[judged]["difference"]), probability(p), gate
+                p = (
+                    pair[judged]["sign_flip"]["p"]
+                    if pair[judged]["mcnemar_p"] is None
+                    else pair[judged]["mcnemar_p"]
+                )
+                cells[1], cells[2], cells[4] = (
+                    points(pair[judged]["difference"]),
+                    probability(p),
+                    gate,
+                )
             label = f"{found['study']} ({seeds})" if name == BASELINE else ""
             policy = "start" if name == BASELINE else name if several else name.split("/")[0]
             lines.append(f"| {label} | {policy} | {' | '.join(cells)} |")

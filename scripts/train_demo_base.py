@@ -5,7 +5,9 @@ import os
 import tempfile
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # two spinning threads are slower than one where a core is taken
+os.environ.setdefault(
+    "OMP_WAIT_POLICY", "PASSIVE"
+)  # two spinning threads are slower than one where a core is taken
 
 import torch
 
@@ -35,10 +37,17 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as work:
             drills, seed = demo.drills(chat, recipe), recipe.stage.seed
             supervised.train(model, tokenizer, drills, recipe.drill, seed, Path(work), use_cpu=True)
-            losses = supervised.train(model, tokenizer, examples, recipe.stage, seed, Path(work), use_cpu=True)
+            losses = supervised.train(
+                model, tokenizer, examples, recipe.stage, seed, Path(work), use_cpu=True
+            )
         demo.save(model, tokenizer, args.out / CHECKPOINT)
         outputs = [f"{CHECKPOINT}/{name}" for name in check_checkpoint(args.out / CHECKPOINT)]
-        stage.manifest({"recipe": args.recipe}, outputs, recipe.model_dump(mode="json"), {"examples": contents, "loss": losses})
+        stage.manifest(
+            {"recipe": args.recipe},
+            outputs,
+            recipe.model_dump(mode="json"),
+            {"examples": contents, "loss": losses},
+        )
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ import os
 import tempfile
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # two spinning threads are slower than one where a core is taken
+os.environ.setdefault(
+    "OMP_WAIT_POLICY", "PASSIVE"
+)  # two spinning threads are slower than one where a core is taken
 
 from agentrl.demo import policy as demo
 from agentrl.demo.settings import DemoSft
@@ -31,16 +33,31 @@ def main() -> None:
         recipe = validate(read_json(args.recipe), DemoSft, str(args.recipe))
         folder, _ = check_policy(args.base)
         tokenizer = load_tokenizer(folder)
-        model = load_model(folder, Model(start=None, dtype="float32", device="cpu", threads=recipe.threads))
+        model = load_model(
+            folder, Model(start=None, dtype="float32", device="cpu", threads=recipe.threads)
+        )
         examples, contents = demo.examples(recipe, ChatProtocol(tokenizer))
         adapted = adapter.with_lora(model.train(), recipe.lora, recipe.stage.seed)
         with tempfile.TemporaryDirectory() as work:
-            losses = supervised.train(adapted, tokenizer, examples, recipe.stage, recipe.stage.seed, Path(work), use_cpu=True)
+            losses = supervised.train(
+                adapted,
+                tokenizer,
+                examples,
+                recipe.stage,
+                recipe.stage.seed,
+                Path(work),
+                use_cpu=True,
+            )
         demo.save(adapted.merge_and_unload(), tokenizer, args.out / CHECKPOINT)
         outputs = [f"{CHECKPOINT}/{name}" for name in check_checkpoint(args.out / CHECKPOINT)]
         outputs += copy_tokenizer(args.out / CHECKPOINT, args.out)
         inputs = {"recipe": args.recipe, "base": args.base}
-        stage.manifest(inputs, outputs, recipe.model_dump(mode="json"), {"examples": contents, "loss": losses, "steps": 0})
+        stage.manifest(
+            inputs,
+            outputs,
+            recipe.model_dump(mode="json"),
+            {"examples": contents, "loss": losses, "steps": 0},
+        )
 
 
 if __name__ == "__main__":

@@ -28,7 +28,9 @@ def main() -> None:
     parser.add_argument("--arm", required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--arm-section", type=Path, required=True, help="config/arm-{arm}.json")
-    parser.add_argument("--start", type=Path, required=True, help="the start policy's manifest.json")
+    parser.add_argument(
+        "--start", type=Path, required=True, help="the start policy's manifest.json"
+    )
     parser.add_argument("--tasks", type=Path, required=True)
     parser.add_argument("--freeze", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -39,7 +41,9 @@ def main() -> None:
         frozen.check({"data": args.tasks}, {"tokenizer": folder, "start": folder})
         arm = validate(read_json(args.arm_section), Arm, str(args.arm_section))
         if arm.warmup is None:
-            raise warmup.WarmupError(f"{args.arm_section}: arm {args.arm!r} has no warm-up, so there is nothing to do")
+            raise warmup.WarmupError(
+                f"{args.arm_section}: arm {args.arm!r} has no warm-up, so there is nothing to do"
+            )
         settings = arm.settings(frozen.section("training", TrainingSettings))
         protocol, device = frozen.section("protocol", Protocol), frozen.section("model", Model)
         chat = ChatProtocol(load_tokenizer(folder))
@@ -47,12 +51,24 @@ def main() -> None:
         played = warmup.demonstrate(read_tasks(args.tasks), chat, protocol, name, args.seed)
         with tempfile.TemporaryDirectory() as work:
             model = load_model(folder, device)
-            adapted, log = warmup.train(model, chat, played, arm.warmup, settings, device, args.seed, Path(work))
+            adapted, log = warmup.train(
+                model, chat, played, arm.warmup, settings, device, args.seed, Path(work)
+            )
         adapter.save(adapted, args.out / adapter.FOLDER)
         with open(args.out / DEMONSTRATIONS, "w", encoding="utf-8") as stream:
             trajectory.append(stream, played)
-        inputs = {"start": args.start, "tasks": args.tasks, "freeze": args.freeze, "arm": args.arm_section}
-        ran_with = {**frozen.content["config"], "training": settings.model_dump(mode="json"), "arm": arm.content(), "seed": args.seed}
+        inputs = {
+            "start": args.start,
+            "tasks": args.tasks,
+            "freeze": args.freeze,
+            "arm": args.arm_section,
+        }
+        ran_with = {
+            **frozen.content["config"],
+            "training": settings.model_dump(mode="json"),
+            "arm": arm.content(),
+            "seed": args.seed,
+        }
         facts = {"policy": name, "demonstrations": len(played), "loss": log}
         stage.manifest(inputs, [*adapter.FILES, DEMONSTRATIONS], ran_with, facts)
 

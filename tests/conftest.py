@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ["PIPELINE_PLAN"] = "all"  # what tests read of a plan is Snakemake's own text; `test_plan_view.py` tests ours
+os.environ["PIPELINE_PLAN"] = (
+    "all"  # what tests read of a plan is Snakemake's own text; `test_plan_view.py` tests ours
+)
 
 import micro_study
 import pytest
@@ -32,7 +34,9 @@ from agentrl.training.expert import encode_turn
 
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C, and what they start inherits that
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background jobs ignore Ctrl-C, and what they start inherits that
 settings.register_profile("study", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("study")
 
@@ -62,11 +66,15 @@ def chat(tokenizer: PreTrainedTokenizerFast) -> ChatProtocol:
 
 
 @pytest.fixture(scope="session")
-def qwen_tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
+def qwen_tokenizer(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> PreTrainedTokenizerFast:
     """Qwen3's own tokenizer, rebuilt offline; skipped where its sources are not installed."""
     try:
         cache = getattr(request.config, "cache", None)  # `-p no:cacheprovider` leaves none
-        folder = cache.mkdir("qwen3-tokenizer") if cache else tmp_path_factory.mktemp("qwen3-tokenizer")
+        folder = (
+            cache.mkdir("qwen3-tokenizer") if cache else tmp_path_factory.mktemp("qwen3-tokenizer")
+        )
         return qwen3_tokenizer.build(Path(folder))
     except qwen3_tokenizer.MissingSourceError as error:
         pytest.skip(str(error))
@@ -122,10 +130,14 @@ def say(study: Study, chat: ChatProtocol) -> Say:
     `over` is the protocol of another tokenizer.
     """
 
-    def play(task: Task, *turns: str | list[int], over: ChatProtocol = chat, **changes: object) -> Trajectory:
+    def play(
+        task: Task, *turns: str | list[int], over: ChatProtocol = chat, **changes: object
+    ) -> Trajectory:
         ids = [encode_turn(over, turn) if isinstance(turn, str) else turn for turn in turns]
         engine = ScriptedEngine(lambda request: ids[int(request.key[-1])], over.stop_ids)
-        rollout = Rollout(engine, over, study.protocol.model_copy(update={"budget": 2000} | changes))
+        rollout = Rollout(
+            engine, over, study.protocol.model_copy(update={"budget": 2000} | changes)
+        )
         return rollout.play([task], [Key("baseline", 0, task.split, task.id, 0, 42)])[0]
 
     return play

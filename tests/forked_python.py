@@ -51,7 +51,13 @@ def interpreter() -> str:
     client.chmod(0o755)
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     command = [sys.executable, __file__, str(path)]
-    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | one_thread)
+    server = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | one_thread,
+    )
     assert server.stdout is not None
     assert server.stdout.readline() == "ready\n"
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -67,7 +73,9 @@ def serve(path: str) -> None:
     from transformers.models.llama import modeling_llama  # noqa: F401
     from transformers.models.qwen3 import modeling_qwen3  # noqa: F401
 
-    assert threading.active_count() == 1, "a process of several threads must not fork"  # jemalloc's own minds forks itself
+    assert threading.active_count() == 1, (
+        "a process of several threads must not fork"
+    )  # jemalloc's own minds forks itself
     assert not torch.cuda.is_initialized()
     with socket.socket(socket.AF_UNIX) as listening, selectors.DefaultSelector() as waiting:
         listening.bind(path)
@@ -87,7 +95,9 @@ def serve(path: str) -> None:
                     running[ended] = (connection, process)
                     waiting.register(ended, selectors.EVENT_READ)
                     waiting.register(connection, selectors.EVENT_READ, process)
-                elif key.data is not None:  # the client is gone, killed perhaps; what it started goes as well
+                elif (
+                    key.data is not None
+                ):  # the client is gone, killed perhaps; what it started goes as well
                     os.kill(key.data, signal.SIGKILL)
                     waiting.unregister(key.fileobj)
                 elif key.fd in running:
@@ -119,7 +129,9 @@ def _start(connection: socket.socket, listening: socket.socket) -> int:
     raise AssertionError
 
 
-def _run(streams: list[int], arguments: list[str], folder: str, environment: dict[str, str]) -> None:
+def _run(
+    streams: list[int], arguments: list[str], folder: str, environment: dict[str, str]
+) -> None:
     """What `python ARGUMENTS` would do; never returns."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)

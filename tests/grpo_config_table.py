@@ -23,7 +23,11 @@ from agentrl.study.config import Study, validate_study  # noqa: E402
 from agentrl.study.strictyaml import read_yaml  # noqa: E402
 from agentrl.training import arguments  # noqa: E402
 
-SOURCES = ("transformers/training_args.py", "trl/trainer/base_config.py", "trl/trainer/grpo_config.py")
+SOURCES = (
+    "transformers/training_args.py",
+    "trl/trainer/base_config.py",
+    "trl/trainer/grpo_config.py",
+)
 """Later ones override earlier ones."""
 ABSENT = "-"
 NO_ARGUMENTS = """## What is no argument
@@ -84,13 +88,18 @@ NOTES: dict[str, str] = {
 
 def ours(study: Study) -> dict[str, Any]:
     """What a run of the study's first seed is told, as plain data."""
-    configured = arguments.configured(study.training, study.decoding, study.protocol.budget, study.model, study.training.seeds[0])
+    configured = arguments.configured(
+        study.training, study.decoding, study.protocol.budget, study.model, study.training.seeds[0]
+    )
     return {**configured, **arguments.FIXED}
 
 
 def pinned() -> dict[str, Any]:
     """Defaults of the installed `GRPOConfig`."""
-    return {f.name: f.default if f.default is not MISSING else f.default_factory() for f in fields(GRPOConfig)}  # type: ignore[misc]
+    return {
+        f.name: f.default if f.default is not MISSING else f.default_factory()
+        for f in fields(GRPOConfig)
+    }  # type: ignore[misc]
 
 
 def parsed(files: list[Path]) -> dict[str, Any]:
@@ -99,7 +108,11 @@ def parsed(files: list[Path]) -> dict[str, Any]:
     for file in files:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
-                found |= {ast.unparse(part.target): _default(part.value) for part in node.body if isinstance(part, ast.AnnAssign)}
+                found |= {
+                    ast.unparse(part.target): _default(part.value)
+                    for part in node.body
+                    if isinstance(part, ast.AnnAssign)
+                }
     return found
 
 
@@ -126,18 +139,34 @@ def row(name: str, told: dict[str, Any], recipe: dict[str, Any], now: dict[str, 
 def _shown(value: Any) -> str:
     """A value as YAML says it."""
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_shown(inner)}" for key, inner in value.items() if inner is not None)
+        return ", ".join(
+            f"{key} {_shown(inner)}" for key, inner in value.items() if inner is not None
+        )
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)
 
 
-def order(told: dict[str, Any], recipe: dict[str, Any], now: dict[str, Any]) -> dict[str, list[str]]:
+def order(
+    told: dict[str, Any], recipe: dict[str, Any], now: dict[str, Any]
+) -> dict[str, list[str]]:
     """Heading -> its arguments, each once."""
-    differs = [name for name in told if told[name] != recipe.get(name, ABSENT) or told[name] != now.get(name)]
+    differs = [
+        name
+        for name in told
+        if told[name] != recipe.get(name, ABSENT) or told[name] != now.get(name)
+    ]
     same = [name for name in told if name not in differs]
-    moved = [name for name in sorted(recipe.keys() & now.keys()) if name not in told and recipe[name] != now[name]]
-    return {"Set, and not the default of both": differs, "Set, and the default of both": same, "Not set, the default changed": moved}
+    moved = [
+        name
+        for name in sorted(recipe.keys() & now.keys())
+        if name not in told and recipe[name] != now[name]
+    ]
+    return {
+        "Set, and not the default of both": differs,
+        "Set, and the default of both": same,
+        "Not set, the default changed": moved,
+    }
 
 
 def main(trl: Path, transformers: Path) -> None:
@@ -147,11 +176,17 @@ def main(trl: Path, transformers: Path) -> None:
     recipe["optim"] = "adamw_torch_fused"  # of torch 2.8 and later; older ones had adamw_torch
     told, now = ours(validate_study(read_yaml(ROOT / "config.yaml"))), pinned()
     print("# What GRPO is told, against its trainers' defaults\n")
-    print("Made by `python tests/grpo_config_table.py TRL-0.29.0 TRANSFORMERS-5.2.0`. Ours is the pilot of config.yaml; `-`: no such")
-    print("argument, or one that we do not set. A run's manifest holds all of them (`grpo_config`); verify derives those anew")
+    print(
+        "Made by `python tests/grpo_config_table.py TRL-0.29.0 TRANSFORMERS-5.2.0`. Ours is the pilot of config.yaml; `-`: no such"
+    )
+    print(
+        "argument, or one that we do not set. A run's manifest holds all of them (`grpo_config`); verify derives those anew"
+    )
     print("that we set.\n")
     for heading, names in order(told, recipe, now).items():
-        print(f"## {heading}\n\n| argument | ours | TRL 0.29.0 | TRL 1.16.0 | note |\n| --- | --- | --- | --- | --- |")
+        print(
+            f"## {heading}\n\n| argument | ours | TRL 0.29.0 | TRL 1.16.0 | note |\n| --- | --- | --- | --- | --- |"
+        )
         print("\n".join(row(name, told, recipe, now) for name in names) + "\n")
     print(NO_ARGUMENTS, end="")
 

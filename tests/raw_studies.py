@@ -36,7 +36,11 @@ def get(raw: dict[str, Any], path: Key) -> Any:
 
 def leaves(raw: dict[str, Any], path: Key = ()) -> Iterator[Key]:
     for key, value in raw.items():
-        yield from leaves(value, (*path, key)) if isinstance(value, dict) and value else iter([(*path, key)])
+        yield from (
+            leaves(value, (*path, key))
+            if isinstance(value, dict) and value
+            else iter([(*path, key)])
+        )
 
 
 def refusal(raw: dict[str, Any]) -> str:

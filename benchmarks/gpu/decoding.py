@@ -52,7 +52,11 @@ def batched(model: PreTrainedModel, decoding: Decoding) -> Method:
 
 def _generate(model: PreTrainedModel, decoding: Decoding, prompts: Prompts, new: int) -> int:
     ids = torch.tensor([list(prompt) for prompt in prompts], device=model.device)
-    settings = {"temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": decoding.top_k}
+    settings = {
+        "temperature": decoding.temperature,
+        "top_p": decoding.top_p,
+        "top_k": decoding.top_k,
+    }
     with torch.inference_mode():
         out = model.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new, do_sample=True, pad_token_id=0,
@@ -67,7 +71,10 @@ def ours(engine: Engine) -> Method:
 
     def method(prompts: Prompts, new: int) -> int:
         run = next(runs)
-        rows = [Request(list(prompt), new, ("benchmark", run, row)) for row, prompt in enumerate(prompts)]
+        rows = [
+            Request(list(prompt), new, ("benchmark", run, row))
+            for row, prompt in enumerate(prompts)
+        ]
         return sum(len(sample.ids) for sample in engine.generate(rows))
 
     return method
@@ -78,7 +85,9 @@ def hf_method(model: PreTrainedModel, decoding: Decoding, name: str) -> Method:
     return sequential(model, decoding) if name == "hf-sequential" else batched(model, decoding)
 
 
-def transformers_engine(model: PreTrainedModel, decoding: Decoding, loop: str, slots: int) -> TransformersEngine:
+def transformers_engine(
+    model: PreTrainedModel, decoding: Decoding, loop: str, slots: int
+) -> TransformersEngine:
     """Our engine over loaded weights; no row stops early, because its only stop id lies outside the vocabulary."""
     return TransformersEngine(model, decoding, [model.config.vocab_size], 0, loop, slots=slots)  # type: ignore[arg-type]
 
@@ -142,4 +151,7 @@ def timed(call: Callable[[], int], scale: Scale) -> tuple[int, float]:
 def prompts(scale: Scale, count: int, run: str) -> Prompts:
     """Random ids, others for every run: no prefix cache may help."""
     random = Random(run)
-    return [[random.randrange(3, scale.shape["vocab_size"]) for _ in range(scale.prompt)] for _ in range(count)]
+    return [
+        [random.randrange(3, scale.shape["vocab_size"]) for _ in range(scale.prompt)]
+        for _ in range(count)
+    ]

@@ -51,6 +51,8 @@ def _kernels(call: Any) -> Counter[str]:
         call()
     found: Counter[str] = Counter()
     for event in seen.key_averages():
-        spent = event.self_device_time_total if torch.cuda.is_available() else event.self_cpu_time_total
+        spent = (
+            event.self_device_time_total if torch.cuda.is_available() else event.self_cpu_time_total
+        )
         found[event.key[:NAME]] += spent
     return found

@@ -14,7 +14,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental in TRL 1.16; the version is pinned
+os.environ.setdefault(
+    "TRL_EXPERIMENTAL_SILENCE", "1"
+)  # rollout_func is experimental in TRL 1.16; the version is pinned
 
 import torch
 
@@ -33,12 +35,27 @@ def main() -> None:
     """Make the policy, measure the bandwidth, then one cell after another."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/gpu/speed.json")
-    parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="cells to measure")
+    parser.add_argument(
+        "--only", nargs="+", default=["*"], metavar="PATTERN", help="cells to measure"
+    )
     parser.add_argument("--merge", action="store_true", help="keep the other cells of --out")
-    parser.add_argument("--tiny", action="store_true", help="a tiny policy on the CPU: tests the benchmark, measures nothing")
-    parser.add_argument("--tokenizer", type=Path, default=ROOT / "tests/data/start", help="any tokenizer of the protocol")
-    parser.add_argument("--commit", help="what to record where this copy of the code has no git history")
-    parser.add_argument("--seconds", type=float, default=540.0, help="start no further cell after so many seconds")
+    parser.add_argument(
+        "--tiny",
+        action="store_true",
+        help="a tiny policy on the CPU: tests the benchmark, measures nothing",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        default=ROOT / "tests/data/start",
+        help="any tokenizer of the protocol",
+    )
+    parser.add_argument(
+        "--commit", help="what to record where this copy of the code has no git history"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=540.0, help="start no further cell after so many seconds"
+    )
     args = parser.parse_args()
     scale = SMALL if args.tiny else FULL
     cells = [name for name in scale.cells() if any(fnmatch(name, pattern) for pattern in args.only)]
@@ -53,7 +70,10 @@ def main() -> None:
         for name in cells:
             late = time.monotonic() - began > args.seconds
             bench.result.add(name, {"skipped": "not run: time limit"} if late else bench.cell(name))
-            print(f"{time.monotonic() - began:5.0f} s  {name}  {summary(bench.result.content['cells'][name])}", flush=True)
+            print(
+                f"{time.monotonic() - began:5.0f} s  {name}  {summary(bench.result.content['cells'][name])}",
+                flush=True,
+            )
 
 
 class Bench:
@@ -63,11 +83,20 @@ class Bench:
         self.scale, self.folder = scale, folder
         self.study = validate_study(read_yaml(ROOT / "config.yaml"))
         self.parameters = make_checkpoint(scale, tokenizer, folder)
-        sizes = {name: getattr(scale, name) for name in ("prompt", "new", "budget", "steps", "shape")}
-        settings = {"parameters": self.parameters, **sizes, "decoding": self.study.decoding.model_dump()}
+        sizes = {
+            name: getattr(scale, name) for name in ("prompt", "new", "budget", "steps", "shape")
+        }
+        settings = {
+            "parameters": self.parameters,
+            **sizes,
+            "decoding": self.study.decoding.model_dump(),
+        }
         self.result = Result(out, settings, merge)
         self.speed = limit.bandwidth(scale)
-        self.result.content["bandwidth"] = {"bytes_per_second": round(self.speed), "copied_bytes": scale.buffer}
+        self.result.content["bandwidth"] = {
+            "bytes_per_second": round(self.speed),
+            "copied_bytes": scale.buffer,
+        }
         self.loaded: tuple[str, Any] | None = None
         self.opened = 0.0
 
@@ -79,7 +108,9 @@ class Bench:
                 self.free()
                 return training.measure(self.folder, method, self.scale, self.study)
             if kind == "profile":
-                return kernels.profile(self.engine(method, int(count[0])), self.scale, int(count[0]))
+                return kernels.profile(
+                    self.engine(method, int(count[0])), self.scale, int(count[0])
+                )
             return self.decode(method, int(count[0]))
         except decoding.NotInstalledError as error:
             return {"skipped": str(error)}
@@ -88,18 +119,24 @@ class Bench:
         finally:
             if self.scale.device == "cuda":
                 gc.collect()
-                with suppress(RuntimeError):  # after a CUDA fault nothing can be given back, and the fault is what is to be told
+                with suppress(
+                    RuntimeError
+                ):  # after a CUDA fault nothing can be given back, and the fault is what is to be told
                     torch.cuda.empty_cache()
 
     def decode(self, method: str, count: int) -> dict[str, Any]:
         """One cell of decoding, with its limit."""
         if method.startswith("hf-"):
-            call = decoding.hf_method(self.load("transformers", self.weights), self.study.decoding, method)
+            call = decoding.hf_method(
+                self.load("transformers", self.weights), self.study.decoding, method
+            )
         else:
             call = decoding.ours(self.engine(method, count))
         facts = decoding.measure(call, method, self.scale, count)
         together = 1 if method == "hf-sequential" else count
-        fastest = limit.limit(self.scale, self.parameters, together, self.scale.new[method], self.speed)
+        fastest = limit.limit(
+            self.scale, self.parameters, together, self.scale.new[method], self.speed
+        )
         facts |= {"limit": round(fastest, 1), "loading_seconds": round(self.opened, 2)}
         if "decode_tokens_per_second" in facts:
             facts["percent_of_limit"] = round(100 * facts["decode_tokens_per_second"] / fastest, 2)
@@ -108,8 +145,12 @@ class Bench:
     def engine(self, method: str, count: int) -> Engine:
         """vLLM, or our transformers engine with a loop of its own."""
         if method == "vllm":
-            return self.load("vllm", lambda: decoding.vllm_engine(self.folder, self.scale, self.study.decoding))
-        return decoding.transformers_engine(self.load("transformers", self.weights), self.study.decoding, method, count)
+            return self.load(
+                "vllm", lambda: decoding.vllm_engine(self.folder, self.scale, self.study.decoding)
+            )
+        return decoding.transformers_engine(
+            self.load("transformers", self.weights), self.study.decoding, method, count
+        )
 
     def weights(self) -> Any:
         """The policy as transformers loads it."""

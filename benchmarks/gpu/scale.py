@@ -45,17 +45,27 @@ class Scale:
     @property
     def model(self) -> Model:
         """How every method loads the policy."""
-        return Model(start=None, dtype="bfloat16", device="cuda" if self.device == "cuda" else "cpu")
+        return Model(
+            start=None, dtype="bfloat16", device="cuda" if self.device == "cuda" else "cpu"
+        )
 
     def cells(self) -> list[str]:
         """Names of all cells in the order in which they run.
 
         vLLM comes last, because it keeps what memory it takes, and beside a trainer first, because there it takes little.
         """
-        speed = [f"speed/{method}/{count}" for method, counts in self.counts.items() for count in counts]
-        speed += [f"profile/{method}/{count}" for method, counts in self.profiled.items() for count in counts]
+        speed = [
+            f"speed/{method}/{count}" for method, counts in self.counts.items() for count in counts
+        ]
+        speed += [
+            f"profile/{method}/{count}"
+            for method, counts in self.profiled.items()
+            for count in counts
+        ]
         grpo = [f"grpo/{method}" for method in self.steps]
-        return sorted(speed + grpo, key=lambda name: ("vllm" in name, "vllm" in name and name in speed))
+        return sorted(
+            speed + grpo, key=lambda name: ("vllm" in name, "vllm" in name and name in speed)
+        )
 
 
 ALL = (1, 4, 32, 128, 512)
@@ -64,9 +74,21 @@ FULL = Scale(
     device="cuda",
     prompt=512,
     counts={
-        "hf-sequential": (1, 4), "hf-batched": (4, 32, 128, 512), "dynamic": (4, 32), "graphed": (4, 32), "compiled": ALL, "vllm": ALL,
+        "hf-sequential": (1, 4),
+        "hf-batched": (4, 32, 128, 512),
+        "dynamic": (4, 32),
+        "graphed": (4, 32),
+        "compiled": ALL,
+        "vllm": ALL,
     },
-    new={"hf-sequential": 32, "hf-batched": 64, "dynamic": 64, "graphed": 256, "compiled": 256, "vllm": 256},
+    new={
+        "hf-sequential": 32,
+        "hf-batched": 64,
+        "dynamic": 64,
+        "graphed": 256,
+        "compiled": 256,
+        "vllm": 256,
+    },
     budget=768,
     profiled={"compiled": (4, 32, 512), "vllm": (4, 32, 512)},
     steps={"trl": 1, "compiled": 16, "compiled-checkpointing": 2, "vllm": 16},
@@ -76,7 +98,13 @@ SMALL = Scale(
     shape=TINY,
     device="cpu",
     prompt=12,
-    counts={"hf-sequential": (1, 2), "hf-batched": (2,), "dynamic": (1, 4), "graphed": (1, 4), "vllm": (1,)},
+    counts={
+        "hf-sequential": (1, 2),
+        "hf-batched": (2,),
+        "dynamic": (1, 4),
+        "graphed": (1, 4),
+        "vllm": (1,),
+    },
     new={"hf-sequential": 3, "hf-batched": 3, "dynamic": 4, "graphed": 6, "vllm": 6},
     budget=24,
     profiled={"graphed": (4,)},

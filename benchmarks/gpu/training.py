@@ -92,7 +92,11 @@ class Profile(TrainerCallback):
 
     def watch_trainer(self, trainer: GRPOTrainer) -> None:
         """Time what every `GRPOTrainer` does; the pass without gradients is that of the KL term's reference."""
-        self.watch(trainer, "_get_per_token_logps_and_entropies", lambda: "forward" if torch.is_grad_enabled() else "reference")
+        self.watch(
+            trainer,
+            "_get_per_token_logps_and_entropies",
+            lambda: "forward" if torch.is_grad_enabled() else "reference",
+        )
         self.watch(trainer.accelerator, "backward", lambda: "backward")
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(self)
@@ -102,12 +106,18 @@ class Profile(TrainerCallback):
         counted = self.parts[1:] or self.parts
         later = self.steps[1:] or self.steps
         mean = sum(later) / len(later)
-        parts = {name: sum(part.get(name, 0.0) for part in counted) / len(counted) for name in PARTS if any(name in p for p in counted)}
+        parts = {
+            name: sum(part.get(name, 0.0) for part in counted) / len(counted)
+            for name in PARTS
+            if any(name in p for p in counted)
+        }
         found = {
             "steps": len(self.steps),
             "first_step_seconds": round(self.steps[0], 3),
             "step_seconds": round(mean, 3),
-            "seconds_of_16_steps": round(self.steps[0] + 15 * mean if len(self.steps) != 16 else sum(self.steps), 1),
+            "seconds_of_16_steps": round(
+                self.steps[0] + 15 * mean if len(self.steps) != 16 else sum(self.steps), 1
+            ),
             "extrapolated": len(self.steps) != 16,
         }
         if parts:
@@ -132,27 +142,45 @@ def measure(folder: Path, name: str, scale: Scale, study: Study) -> dict[str, An
         torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory() as work:
         began = time.perf_counter()
-        trainer = (plain if name == "trl" else recorded)(folder, name, scale, study, Path(work), profile)
+        trainer = (plain if name == "trl" else recorded)(
+            folder, name, scale, study, Path(work), profile
+        )
         opened = time.perf_counter() - began
         trainer.train()
-    facts = {"rollouts": study.training.batch_size, "tokens": scale.budget, "startup_seconds": round(opened, 2), **profile.facts()}
+    facts = {
+        "rollouts": study.training.batch_size,
+        "tokens": scale.budget,
+        "startup_seconds": round(opened, 2),
+        **profile.facts(),
+    }
     if scale.device == "cuda":
         facts["peak_memory_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
     return facts
 
 
-def recorded(folder: Path, name: str, scale: Scale, study: Study, work: Path, profile: Profile) -> grpo.RecordedTrainer:
+def recorded(
+    folder: Path, name: str, scale: Scale, study: Study, work: Path, profile: Profile
+) -> grpo.RecordedTrainer:
     """This project's trainer over one of its engines, its parts watched."""
     kind = name.removesuffix(CHECKPOINTING)
     split = _tasks(study)
     engine, model, chat = _opened(folder, kind, scale, study, split)
-    changes = {"steps": scale.steps[name], "gradient_checkpointing": kind != name, "checkpoint_every": 1000}
+    changes = {
+        "steps": scale.steps[name],
+        "gradient_checkpointing": kind != name,
+        "checkpoint_every": 1000,
+    }
     settings = study.training.model_copy(update=changes)
     rollout = Rollout(engine, chat, study.protocol.model_copy(update={"budget": scale.budget}))
     reward = partial(REWARDS["random"], study.reward)
     recorder = grpo.Recorder(rollout, split, reward, POLICY, 42, work, settings)
-    made = grpo.trainer(model, chat.tokenizer, recorder, settings, study.decoding, scale.budget, scale.model)
-    for method, part in (("follow", "sync"), ("serve" if hasattr(engine, "serve") else "generate", "generation")):
+    made = grpo.trainer(
+        model, chat.tokenizer, recorder, settings, study.decoding, scale.budget, scale.model
+    )
+    for method, part in (
+        ("follow", "sync"),
+        ("serve" if hasattr(engine, "serve") else "generate", "generation"),
+    ):
         if hasattr(engine, method):
             profile.watch(engine, method, lambda part=part: part)
     profile.watch_trainer(made)
@@ -165,22 +193,29 @@ def _opened(
     """Engine, model to train and protocol, put together as the training stage does."""
     if kind == "vllm":
         section, dialogues = vllm_section(scale), [task.messages() for task in split]
-        beside = loading.Training(study.training.batch_size, scale.budget, study.training.lora.r, dialogues)
+        beside = loading.Training(
+            study.training.batch_size, scale.budget, study.training.lora.r, dialogues
+        )
         engine, chat = loading.open_engine(folder, section, study.decoding, beside)
         return engine, loading.trained_model(engine, folder, section), chat
     tokenizer = load_tokenizer(folder)
     chat = ChatProtocol(tokenizer)
     loop: Any = kind
-    engine = TransformersEngine(load_model(folder, scale.model), study.decoding, chat.stop_ids, tokenizer.pad_token_id, loop)
+    engine = TransformersEngine(
+        load_model(folder, scale.model), study.decoding, chat.stop_ids, tokenizer.pad_token_id, loop
+    )
     return engine, engine.model, chat
 
 
-def plain(folder: Path, name: str, scale: Scale, study: Study, work: Path, profile: Profile) -> GRPOTrainer:
+def plain(
+    folder: Path, name: str, scale: Scale, study: Study, work: Path, profile: Profile
+) -> GRPOTrainer:
     """TRL as its documentation shows it: `environment_factory`, `generate`, the same LoRA, batch and lengths."""
     tokenizer = load_tokenizer(folder)
     settings = study.training
     rows = [
-        {"prompt": task.messages(), "record_id": task.record_id, "facts": json.dumps(task.facts)} for task in _tasks(study)
+        {"prompt": task.messages(), "record_id": task.record_id, "facts": json.dumps(task.facts)}
+        for task in _tasks(study)
     ]
     arguments = GRPOConfig(
         output_dir=str(work), max_steps=scale.steps[name], per_device_train_batch_size=settings.batch_size, gradient_accumulation_steps=1,

@@ -24,7 +24,16 @@ from agentrl.evidence.files import write_json, write_text
 from agentrl.evidence.stage import run_command
 from benchmarks import ROOT
 
-COPIED = ("Snakefile", "rules", "scripts", "config.yaml", "profiles", "envs", "tests/micro.yaml", "tests/data")
+COPIED = (
+    "Snakefile",
+    "rules",
+    "scripts",
+    "config.yaml",
+    "profiles",
+    "envs",
+    "tests/micro.yaml",
+    "tests/data",
+)
 _SHELL = re.compile(r"^( +)shell:\n(?:\1 +\S.*\n)+", re.MULTILINE)
 _HOOK = re.compile(r"^onsuccess:\n(?: +\S.*\n)+", re.MULTILINE)
 FAKE = "for file in {output}; do echo $file > $file; done"
@@ -41,15 +50,25 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for planning.json and planning.md")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        studies = {size: study(Path(scratch) / size, *map(int, size.split("x"))) for size in args.sizes}
+        studies = {
+            size: study(Path(scratch) / size, *map(int, size.split("x"))) for size in args.sizes
+        }
         rows = [{"size": size} for size in args.sizes]
         measure(rows, studies, args.repeats, "fresh")
         for row in rows:
             row["execute_seconds"] = execute(studies[row["size"]])
             print(json.dumps(row), flush=True)
         measure(rows, studies, args.repeats, "finished")
-    about = {name: provenance.environment()[name] for name in ("commit", "dirty", "python", "host", "packages")}
-    result = {"rows": rows, "repeats": args.repeats, "targets": {"fresh": FRESH_TARGET, "finished": FINISHED_TARGET}, **about}
+    about = {
+        name: provenance.environment()[name]
+        for name in ("commit", "dirty", "python", "host", "packages")
+    }
+    result = {
+        "rows": rows,
+        "repeats": args.repeats,
+        "targets": {"fresh": FRESH_TARGET, "finished": FINISHED_TARGET},
+        **about,
+    }
     text = table(result)
     print(text)
     if args.out:
@@ -67,7 +86,10 @@ def fake_project(target: Path) -> Path:
         else:
             shutil.copyfile(source, destination)
     for path in (target / "rules").glob("*.smk"):
-        path.write_text(_SHELL.sub(rf'\1shell:\n\1    "{FAKE}"\n', path.read_text(encoding="utf-8")), encoding="utf-8")
+        path.write_text(
+            _SHELL.sub(rf'\1shell:\n\1    "{FAKE}"\n', path.read_text(encoding="utf-8")),
+            encoding="utf-8",
+        )
     snakefile = target / "Snakefile"
     snakefile.write_text(_HOOK.sub("", snakefile.read_text(encoding="utf-8")), encoding="utf-8")
     return target
@@ -77,17 +99,43 @@ def study(target: Path, arms: int, seeds: int) -> Path:
     """A faked project with that many arms (a placebo among them) and seeds; agent on both splits and retention are evaluated."""
     fake_project(target)
     named = {"pilot": {"reward": "shaped"}, "placebo": {"reward": "random"}}
-    named |= {f"arm-{number}": {"reward": "shaped", "training": {"learning_rate": number * 1e-6}} for number in range(1, arms - 1)}
-    write_json(target / "size.yaml", {"study": "size", "arms": named, "training": {"seeds": list(range(1, seeds + 1))}})
+    named |= {
+        f"arm-{number}": {"reward": "shaped", "training": {"learning_rate": number * 1e-6}}
+        for number in range(1, arms - 1)
+    }
+    write_json(
+        target / "size.yaml",
+        {"study": "size", "arms": named, "training": {"seeds": list(range(1, seeds + 1))}},
+    )
     return target
 
 
-def snakemake(folder: Path, *arguments: str, configs: tuple[str, ...] = ("config.yaml", "size.yaml")) -> subprocess.CompletedProcess[str]:
+def snakemake(
+    folder: Path, *arguments: str, configs: tuple[str, ...] = ("config.yaml", "size.yaml")
+) -> subprocess.CompletedProcess[str]:
     """Run the workflow of a faked project in a fresh process. Exits with its output where it fails."""
-    command = [sys.executable, "-m", "snakemake", "--cores", "2", "--configfile", *configs, *arguments]
-    done = subprocess.run(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "snakemake",
+        "--cores",
+        "2",
+        "--configfile",
+        *configs,
+        *arguments,
+    ]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
     if done.returncode:
-        sys.exit(f"error: {' '.join(command)} in {folder} ended with {done.returncode}:\n{done.stdout[-3000:]}")
+        sys.exit(
+            f"error: {' '.join(command)} in {folder} ended with {done.returncode}:\n{done.stdout[-3000:]}"
+        )
     return done
 
 
@@ -111,7 +159,10 @@ def measure(rows: list[dict[str, Any]], studies: dict[str, Path], repeats: int, 
         if (state == "finished") != ("Nothing to be done" in text):
             sys.exit(f"error: a {state} study of {row['size']} planned otherwise:\n{text[-3000:]}")
         names = (f"{state}_seconds", f"{state}_cpu_seconds", f"{state}_load")
-        row |= {name: round(median(values), 1) for name, values in zip(names, zip(*taken, strict=True), strict=True)}
+        row |= {
+            name: round(median(values), 1)
+            for name, values in zip(names, zip(*taken, strict=True), strict=True)
+        }
         row[f"{state}_worst_seconds"] = round(max(seconds for seconds, *_ in taken), 1)
         if state == "fresh":
             total = re.search(r"^total +(\d+)$", text, re.MULTILINE)
@@ -142,9 +193,12 @@ def table(result: dict[str, Any]) -> str:
     ]
     for row in result["rows"]:
         fresh, finished = (
-            " | ".join(str(row[f"{state}_{name}"]) for name in ("seconds", "cpu_seconds", "load")) for state in ("fresh", "finished")
+            " | ".join(str(row[f"{state}_{name}"]) for name in ("seconds", "cpu_seconds", "load"))
+            for state in ("fresh", "finished")
         )
-        lines.append(f"| {row['size']} | {row['jobs']} | {fresh} | {row['output_kb']} | {finished} |")
+        lines.append(
+            f"| {row['size']} | {row['jobs']} | {fresh} | {row['output_kb']} | {finished} |"
+        )
     return "\n".join([*lines, ""])
 
 

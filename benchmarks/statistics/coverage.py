@@ -48,7 +48,9 @@ class Model:
 
 MODELS = {
     "additive": Model((2, 3), 0.05, 0.10, 0.05, lambda p, effect: np.clip(p + effect, 0, 1)),
-    "logistic": Model((4, 1), 0.30, 0.40, 0.30, lambda p, effect: special.expit(special.logit(p) + effect)),
+    "logistic": Model(
+        (4, 1), 0.30, 0.40, 0.30, lambda p, effect: special.expit(special.logit(p) + effect)
+    ),
 }
 
 
@@ -75,7 +77,12 @@ class Row:
 def designs() -> Iterator[tuple[str, int, int, float, int]]:
     """(model, items, seeds, seed sd, trials): the claimed grid, then few items, two seeds and one seed."""
     for model in MODELS:
-        yield from ((model, 250, k, sd, trials) for k in (3, 5, 10) for sd in (0.0, 0.05, 0.10) for trials in (1, 4))
+        yield from (
+            (model, 250, k, sd, trials)
+            for k in (3, 5, 10)
+            for sd in (0.0, 0.05, 0.10)
+            for trials in (1, 4)
+        )
     for model in MODELS:
         yield from ((model, items, k, 0.05, 4) for items in (32, 64) for k in (3, 5))
     for model in MODELS:
@@ -85,7 +92,9 @@ def designs() -> Iterator[tuple[str, int, int, float, int]]:
 def seed_profile(model: Model, scale: float) -> tuple[float, float]:
     """Mean and standard deviation over seeds of the true mean difference, by quadrature over quantile midpoints."""
     p = stats.beta.ppf(_midpoints(200), *model.beta)[:, None, None]
-    noise = stats.norm.ppf(_midpoints(100), model.shift, np.hypot(model.item_sd, model.interaction_sd))[None, :, None]
+    noise = stats.norm.ppf(
+        _midpoints(100), model.shift, np.hypot(model.item_sd, model.interaction_sd)
+    )[None, :, None]
     nodes, weights = np.polynomial.hermite_e.hermegauss(31)
     means = (model.link(p, noise + scale * nodes) - p).mean(axis=(0, 1))
     mean = float(means @ weights / weights.sum())
@@ -94,15 +103,29 @@ def seed_profile(model: Model, scale: float) -> tuple[float, float]:
 
 def seed_scale(model: Model, sd: float) -> float:
     """Scale of the seed effect at which the seeds' true mean differences have this standard deviation."""
-    return 0.0 if sd == 0 else float(optimize.brentq(lambda scale: seed_profile(model, scale)[1] - sd, 0.0, 40 * sd))
+    return (
+        0.0
+        if sd == 0
+        else float(optimize.brentq(lambda scale: seed_profile(model, scale)[1] - sd, 0.0, 40 * sd))
+    )
 
 
-def draw(model: Model, scale: float, shape: tuple[int, int, int, int], rng: np.random.Generator, shared: bool) -> Array:
+def draw(
+    model: Model,
+    scale: float,
+    shape: tuple[int, int, int, int],
+    rng: np.random.Generator,
+    shared: bool,
+) -> Array:
     """Differences of trial means, shape (studies, items, seeds)."""
     studies, items, seeds, trials = shape
     p = rng.beta(*model.beta, size=(studies, items, 1))
     effect = model.shift + model.item_sd * rng.standard_normal((studies, items, 1))
-    effect = effect + model.interaction_sd * rng.standard_normal((studies, items, seeds)) + scale * rng.standard_normal((studies, 1, seeds))
+    effect = (
+        effect
+        + model.interaction_sd * rng.standard_normal((studies, items, seeds))
+        + scale * rng.standard_normal((studies, 1, seeds))
+    )
     c = model.link(p, effect)
     if shared:
         uniforms = (rng.random((studies, items, 1)) for _ in range(trials))
@@ -114,21 +137,37 @@ def t_half_widths(cells: Array) -> tuple[Array, Array | None]:
     """Half widths of the t interval and of its variant with the published degrees of freedom; one seed: item level."""
     _, n, k = cells.shape
     if k == 1:
-        return stats.t.ppf((1 + LEVEL) / 2, n - 1) * np.sqrt(cells[..., 0].var(axis=1, ddof=1) / n), None
+        return stats.t.ppf((1 + LEVEL) / 2, n - 1) * np.sqrt(
+            cells[..., 0].var(axis=1, ddof=1) / n
+        ), None
     squares = anova(cells)
     published = satterthwaite(squares.item, squares.seed / SEED_FOLD, squares.residual, n, k)
-    return tuple(stats.t.ppf((1 + LEVEL) / 2, df) * np.sqrt(squares.variance) for df in (squares.df, published))
+    return tuple(
+        stats.t.ppf((1 + LEVEL) / 2, df) * np.sqrt(squares.variance)
+        for df in (squares.df, published)
+    )
 
 
 def bootstrap_ends(cells: Array, item_counts: Array, seed_counts: Array) -> tuple[Array, Array]:
     """Ends of the crossed percentile bootstrap of every study; all studies share the resampling counts."""
     studies, n, k = cells.shape
-    item_means = (item_counts @ cells.transpose(1, 0, 2).reshape(n, studies * k)).reshape(-1, studies, k) / n
+    item_means = (item_counts @ cells.transpose(1, 0, 2).reshape(n, studies * k)).reshape(
+        -1, studies, k
+    ) / n
     means = np.einsum("rsk,rk->rs", item_means, seed_counts) / k
-    return tuple(np.quantile(means, level, axis=0, method="inverted_cdf") for level in ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+    return tuple(
+        np.quantile(means, level, axis=0, method="inverted_cdf")
+        for level in ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+    )
 
 
-def simulate(design: tuple[str, int, int, float, int], studies: int, resamples: int, seed: list[int], shared: bool) -> Row:
+def simulate(
+    design: tuple[str, int, int, float, int],
+    studies: int,
+    resamples: int,
+    seed: list[int],
+    shared: bool,
+) -> Row:
     """Run one design."""
     name, items, k, sd, trials = design
     rng, model = np.random.default_rng(seed), MODELS[name]
@@ -172,8 +211,20 @@ def markdown(rows: list[Row], studies: int, resamples: int, shared: bool) -> str
     ]
     for row in rows:
         cells = (
-            *(row.model, row.items, row.seeds, f"{row.seed_sd:.2f}", row.trials, f"{row.t:.1%}", f"{row.t_below:.1%} / {row.t_above:.1%}"),
-            *(f"{row.t_half_width:.3f}", "-" if row.plain_t is None else f"{row.plain_t:.1%}", f"{row.bootstrap:.1%}"),
+            *(
+                row.model,
+                row.items,
+                row.seeds,
+                f"{row.seed_sd:.2f}",
+                row.trials,
+                f"{row.t:.1%}",
+                f"{row.t_below:.1%} / {row.t_above:.1%}",
+            ),
+            *(
+                f"{row.t_half_width:.3f}",
+                "-" if row.plain_t is None else f"{row.plain_t:.1%}",
+                f"{row.bootstrap:.1%}",
+            ),
         )
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
@@ -218,17 +269,34 @@ def main() -> None:
     parser.add_argument("--studies", type=int, default=10_000)
     parser.add_argument("--resamples", type=int, default=1_000)
     parser.add_argument("--seed", type=int, default=20240607)
-    parser.add_argument("--shared", action="store_true", help="tie all policies' outcomes of a trial as closely as can be")
+    parser.add_argument(
+        "--shared",
+        action="store_true",
+        help="tie all policies' outcomes of a trial as closely as can be",
+    )
     parser.add_argument("--out", type=Path, default=Path("benchmarks/statistics"))
     arguments = parser.parse_args()
     started = time.perf_counter()
     studies, resamples, shared = arguments.studies, arguments.resamples, arguments.shared
-    rows = [simulate(design, studies, resamples, [arguments.seed, i], shared) for i, design in enumerate(designs())]
-    table, name = markdown(rows, studies, resamples, shared), "coverage-shared" if shared else "coverage"
+    rows = [
+        simulate(design, studies, resamples, [arguments.seed, i], shared)
+        for i, design in enumerate(designs())
+    ]
+    table, name = (
+        markdown(rows, studies, resamples, shared),
+        "coverage-shared" if shared else "coverage",
+    )
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / f"{name}.md").write_text(table, encoding="utf-8")
-    record = {"studies": studies, "resamples": resamples, "seed": arguments.seed, "rows": [asdict(row) for row in rows]}
-    (arguments.out / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    record = {
+        "studies": studies,
+        "resamples": resamples,
+        "seed": arguments.seed,
+        "rows": [asdict(row) for row in rows],
+    }
+    (arguments.out / f"{name}.json").write_text(
+        json.dumps(record, indent=1) + "\n", encoding="utf-8"
+    )
     print(table)
     print(f"{time.perf_counter() - started:.0f} s")
 

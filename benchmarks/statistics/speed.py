@@ -24,14 +24,22 @@ def scores(items: int, rng: np.random.Generator, rate: np.ndarray) -> pd.DataFra
     """A score table of 0/1 outcomes with these success rates per item."""
     names = [f"item-{index:05d}" for index in range(items)]
     outcomes = (rng.random((items, TRIALS)) < rate[:, None]).astype(np.int64)
-    return pd.DataFrame({"item": np.repeat(names, TRIALS), "trial": np.tile(np.arange(TRIALS), items), "score": outcomes.ravel()})
+    return pd.DataFrame(
+        {
+            "item": np.repeat(names, TRIALS),
+            "trial": np.tile(np.arange(TRIALS), items),
+            "score": outcomes.ravel(),
+        }
+    )
 
 
 def study(items: int) -> tuple[pd.DataFrame, dict[int, pd.DataFrame]]:
     """Baseline and candidates of five seeds."""
     rng = np.random.default_rng(0)
     rate = rng.beta(2, 3, items)
-    return scores(items, rng, rate), {seed: scores(items, rng, np.clip(rate + 0.05, 0, 1)) for seed in range(SEEDS)}
+    return scores(items, rng, rate), {
+        seed: scores(items, rng, np.clip(rate + 0.05, 0, 1)) for seed in range(SEEDS)
+    }
 
 
 def measure(call: Callable[[], object]) -> tuple[float, float, float]:
@@ -62,7 +70,9 @@ def parts() -> list[str]:
         "exact item bootstrap": lambda: item_bootstrap(items),
         "non-inferiority": lambda: non_inferiority(estimate, 0.05),
         "pass^k, k = 1 to 16": lambda: pass_hat_k(baseline),
-        "plan, three sentences": lambda: sentences(design, 0.05, 0.2, assumed_spread(0.2, 0.03), 64, [0.03, 0.1]),
+        "plan, three sentences": lambda: sentences(
+            design, 0.05, 0.2, assumed_spread(0.2, 0.03), 64, [0.03, 0.1]
+        ),
     }
     return [row(name, *measure(call)) for name, call in calls.items()]
 
@@ -70,10 +80,20 @@ def parts() -> list[str]:
 def growth() -> list[str]:
     """One table row per size of the crossed bootstrap."""
     rows = []
-    for factor, resamples in ((1, RESAMPLES), (2, RESAMPLES), (4, RESAMPLES), (1, 2 * RESAMPLES), (1, 4 * RESAMPLES)):
+    for factor, resamples in (
+        (1, RESAMPLES),
+        (2, RESAMPLES),
+        (4, RESAMPLES),
+        (1, 2 * RESAMPLES),
+        (1, 4 * RESAMPLES),
+    ):
         differences = seed_differences(*study(factor * ITEMS))
-        measured = measure(lambda table=differences, count=resamples: crossed_bootstrap(table, resamples=count))
-        rows.append(row(f"crossed bootstrap, {factor * ITEMS:,} items, {resamples:,} resamples", *measured))
+        measured = measure(
+            lambda table=differences, count=resamples: crossed_bootstrap(table, resamples=count)
+        )
+        rows.append(
+            row(f"crossed bootstrap, {factor * ITEMS:,} items, {resamples:,} resamples", *measured)
+        )
     return rows
 
 

@@ -54,7 +54,9 @@ THINKING = 0.7
 def main() -> None:
     """Make studies of both sizes, verify each in a fresh process, print a table and keep the numbers."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokenizer", type=Path, required=True, help="folder with a Qwen3 tokenizer")
+    parser.add_argument(
+        "--tokenizer", type=Path, required=True, help="folder with a Qwen3 tokenizer"
+    )
     parser.add_argument("--scales", type=int, nargs="+", default=[1, 100])
     parser.add_argument("--out", type=Path, help="folder for verify.json")
     args = parser.parse_args()
@@ -65,7 +67,12 @@ def main() -> None:
             Synthetic(study, args.tokenizer, scale).make()
             rows.append({"scale": scale, **measure(study)})
             print(json.dumps(rows[-1]), flush=True)
-    result = {"rows": rows, "machine": platform.platform(), "cpus": os.cpu_count(), "python": platform.python_version()}
+    result = {
+        "rows": rows,
+        "machine": platform.platform(),
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+    }
     if args.out:
         write_json(args.out / "verify.json", result)
 
@@ -84,7 +91,10 @@ def measure(study: Path) -> dict[str, Any]:
         "seconds": round(time.monotonic() - began, 2),
         "cpu_seconds": round(cpu, 2),
         "peak_mb": after.ru_maxrss >> 10,
-        **{name: found["checked"][name] for name in ("episodes", "answers", "sampled tokens", "external tokens", "tool calls")},
+        **{
+            name: found["checked"][name]
+            for name in ("episodes", "answers", "sampled tokens", "external tokens", "tool calls")
+        },
     }
 
 
@@ -93,7 +103,11 @@ class Synthetic:
 
     def __init__(self, study: Path, tokenizer: Path, scale: int) -> None:
         raw = read_yaml(ROOT / "config.yaml")
-        changes = {"training": {"steps": 16 * scale}, "evaluation": {"splits": ["test"], "trials": scale}, "arms": {"placebo": None}}
+        changes = {
+            "training": {"steps": 16 * scale},
+            "evaluation": {"splits": ["test"], "trials": scale},
+            "arms": {"placebo": None},
+        }
         merged = merge(raw, changes)
         merged["arms"] = {"pilot": raw["arms"]["pilot"]}
         merged["model"] |= {"device": "cpu", "dtype": "float32"}
@@ -101,10 +115,14 @@ class Synthetic:
         self.study, self.settings = study, validate_study(merged)
         self.sections = sections(self.settings)
         self.source, self.chat = tokenizer, ChatProtocol(load_tokenizer(tokenizer))
-        self.rollout = Rollout(ScriptedEngine(self._speak, self.chat.stop_ids), self.chat, self.settings.protocol)
+        self.rollout = Rollout(
+            ScriptedEngine(self._speak, self.chat.stop_ids), self.chat, self.settings.protocol
+        )
         self.known: dict[str, Task] = {}
         sentence = len(self.chat.tokenizer.encode(SENTENCE, add_special_tokens=False))
-        self.thought = SENTENCE * max(1, int(THINKING * self.settings.protocol.budget / 3 / sentence))
+        self.thought = SENTENCE * max(
+            1, int(THINKING * self.settings.protocol.budget / 3 / sentence)
+        )
 
     def make(self) -> None:
         """Write every folder of the study."""
@@ -131,11 +149,20 @@ class Synthetic:
     def _start(self) -> None:
         stage = self._stage("start", "record_start.py")
         (stage.folder / "tokenizer").mkdir()
-        names = [p.name for p in self.source.iterdir() if p.name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")]
+        names = [
+            p.name
+            for p in self.source.iterdir()
+            if p.name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+        ]
         for name in names:
             (stage.folder / "tokenizer" / name).write_bytes((self.source / name).read_bytes())
         outputs = [f"tokenizer/{name}" for name in names]
-        stage.manifest({"section": self.study / "config/model.json"}, outputs, self.sections["model"], {"steps": 0})
+        stage.manifest(
+            {"section": self.study / "config/model.json"},
+            outputs,
+            self.sections["model"],
+            {"steps": 0},
+        )
 
     def _tasks(self) -> None:
         for split in ("train", "test"):
@@ -144,11 +171,24 @@ class Synthetic:
             self.known |= {task.id: task for task in found}
             write_tasks(stage.folder / "tasks.jsonl", found)
             section = self.study / f"config/tasks-{split}.json"
-            stage.manifest({"section": section}, ["tasks.jsonl"], self.sections[f"tasks-{split}"], {"tasks": len(found)})
+            stage.manifest(
+                {"section": section},
+                ["tasks.jsonl"],
+                self.sections[f"tasks-{split}"],
+                {"tasks": len(found)},
+            )
         stage = self._stage("retention", "freeze_retention_items.py")
-        self.items = [retention.Item(f"item-{n}", f"Was ist {n} plus {n}?", 2 * n) for n in range(self.settings.retention.items)]
+        self.items = [
+            retention.Item(f"item-{n}", f"Was ist {n} plus {n}?", 2 * n)
+            for n in range(self.settings.retention.items)
+        ]
         retention.write_items(stage.folder / "items.jsonl", self.items)
-        stage.manifest({"section": self.study / "config/retention.json"}, ["items.jsonl"], self.sections["retention"], {})
+        stage.manifest(
+            {"section": self.study / "config/retention.json"},
+            ["items.jsonl"],
+            self.sections["retention"],
+            {},
+        )
 
     def _freezes(self) -> None:
         names = {
@@ -158,11 +198,17 @@ class Synthetic:
         }
         for stage, wanted in names.items():
             split = stage.removeprefix("agent-")
-            data = self.study / "retention/items.jsonl" if stage == "retention" else self.study / f"tasks/{split}/tasks.jsonl"
+            data = (
+                self.study / "retention/items.jsonl"
+                if stage == "retention"
+                else self.study / f"tasks/{split}/tasks.jsonl"
+            )
             folder = self.study / "start/tokenizer"
             folders = {"tokenizer": (folder, sorted(p.name for p in folder.iterdir()))}
             folders |= {"start": (folder, [])} if stage == "train" else {}
-            content = freeze.freeze(stage, {"data": data}, folders, {name: self.sections[name] for name in wanted})
+            content = freeze.freeze(
+                stage, {"data": data}, folders, {name: self.sections[name] for name in wanted}
+            )
             write_json(self.study / f"freeze/{stage}.json", content)
 
     def _training(self) -> None:
@@ -173,17 +219,34 @@ class Synthetic:
         steps = []
         for step in range(settings.steps):
             task = train[step % len(train)]
-            keys = [Key(CANDIDATE, step, "train", task.id, trial, seed) for trial in range(settings.group_size)]
-            played = [replace(t, reward=shaped(t.outcome, self.settings.reward)) for t in self.rollout.play([task] * len(keys), keys)]
+            keys = [
+                Key(CANDIDATE, step, "train", task.id, trial, seed)
+                for trial in range(settings.group_size)
+            ]
+            played = [
+                replace(t, reward=shaped(t.outcome, self.settings.reward))
+                for t in self.rollout.play([task] * len(keys), keys)
+            ]
             advantages = group_advantages([t.reward or 0.0 for t in played], settings)
             pairs = zip(played, advantages, strict=True)
-            batch = [replace(t, advantage=round(a, 6), loss_runs=runs(t.loss_mask)) for t, a in pairs]
+            batch = [
+                replace(t, advantage=round(a, 6), loss_runs=runs(t.loss_mask)) for t, a in pairs
+            ]
             records += batch
-            loss, _ = loss_range([t.to_json() for t in batch], 0.0, settings.model_dump(mode="json"), self.settings.protocol.budget)
-            steps.append(replace(StepRecord.of(batch, settings.group_size), loss=loss, grad_norm=1.0))
+            loss, _ = loss_range(
+                [t.to_json() for t in batch],
+                0.0,
+                settings.model_dump(mode="json"),
+                self.settings.protocol.budget,
+            )
+            steps.append(
+                replace(StepRecord.of(batch, settings.group_size), loss=loss, grad_norm=1.0)
+            )
         with open(stage.folder / "episodes.jsonl", "w", encoding="utf-8") as stream:
             trajectory.append(stream, records)
-        write_text(stage.folder / "steps.jsonl", "".join(json.dumps(asdict(s)) + "\n" for s in steps))
+        write_text(
+            stage.folder / "steps.jsonl", "".join(json.dumps(asdict(s)) + "\n" for s in steps)
+        )
         frozen = read_json(self.study / "freeze/train.json")["config"]
         files = {
             "start": "start/manifest.json",
@@ -193,12 +256,29 @@ class Synthetic:
         }
         inputs = {role: self.study / name for role, name in files.items()}
         arm = {**frozen, "arm": self.sections["arm-pilot"], "seed": seed}
-        trained_with = {"grpo_config": verify_arguments.trainer(arm), "lora_config": verify_arguments.lora(arm["training"]["lora"])}
-        facts = {"policy": CANDIDATE, "engine": "scripted", "advantage_epsilon": EPSILON, **trained_with}
+        trained_with = {
+            "grpo_config": verify_arguments.trainer(arm),
+            "lora_config": verify_arguments.lora(arm["training"]["lora"]),
+        }
+        facts = {
+            "policy": CANDIDATE,
+            "engine": "scripted",
+            "advantage_epsilon": EPSILON,
+            **trained_with,
+        }
         write_json(stage.folder / "adapter" / "adapter_config.json", trained_with["lora_config"])
-        stage.manifest(inputs, ["episodes.jsonl", "steps.jsonl"], arm, facts | gates(steps, 2 * TARGETS, [], settings))
+        stage.manifest(
+            inputs,
+            ["episodes.jsonl", "steps.jsonl"],
+            arm,
+            facts | gates(steps, 2 * TARGETS, [], settings),
+        )
         merged = self._stage(f"arms/{CANDIDATE}/merged", "merge_adapter.py")
-        inputs = {"start": inputs["start"], "train": stage.folder / "manifest.json", "section": self.study / "config/model.json"}
+        inputs = {
+            "start": inputs["start"],
+            "train": stage.folder / "manifest.json",
+            "section": self.study / "config/model.json",
+        }
         audit = {
             "tensors": TARGETS + 1, "targets": TARGETS, "changed": TARGETS, "identical": 1, "tied_head": False, "update_kept": 1.0,
             "weights_moved": 1.0, "largest_logit_difference": 0.0, "stored_dtype": "float32", "tolerance": LOGIT_TOLERANCE["float32"],
@@ -206,10 +286,16 @@ class Synthetic:
         }  # fmt: skip
         write_json(merged.folder / "merge.json", audit)
         write_json(self.study / "start" / "model" / "config.json", {"tie_word_embeddings": False})
-        merged.manifest(inputs, ["merge.json"], self.sections["model"], {"steps": len(steps), "audit": audit})
+        merged.manifest(
+            inputs, ["merge.json"], self.sections["model"], {"steps": len(steps), "audit": audit}
+        )
 
     def _model(self, policy: str) -> Path:
-        return self.study / ("start" if policy == "baseline" else f"arms/{policy}/merged") / "manifest.json"
+        return (
+            self.study
+            / ("start" if policy == "baseline" else f"arms/{policy}/merged")
+            / "manifest.json"
+        )
 
     def _agent(self, policy: str, steps: int) -> None:
         stage = self._stage(f"policies/{policy}/agent-test", "evaluate_agent.py")
@@ -217,29 +303,71 @@ class Synthetic:
         trials = self.settings.evaluation.trials
         played: list[Trajectory] = []
         with open(stage.folder / "episodes.jsonl", "w", encoding="utf-8") as stream:
-            for batch in episodes(self.rollout, split, trials, 32, policy, steps, self.settings.decoding.seed):
+            for batch in episodes(
+                self.rollout, split, trials, 32, policy, steps, self.settings.decoding.seed
+            ):
                 trajectory.append(stream, batch)
                 played += batch
         freeze_file = self.study / "freeze/agent-test.json"
-        inputs = {"policy": self._model(policy), "freeze": freeze_file, "tasks": self.study / "tasks/test/tasks.jsonl"}
-        facts = {"policy": policy, "engine": "scripted", "counts": measures(played, len(split) * trials)}
+        inputs = {
+            "policy": self._model(policy),
+            "freeze": freeze_file,
+            "tasks": self.study / "tasks/test/tasks.jsonl",
+        }
+        facts = {
+            "policy": policy,
+            "engine": "scripted",
+            "counts": measures(played, len(split) * trials),
+        }
         stage.manifest(inputs, ["episodes.jsonl"], read_json(freeze_file)["config"], facts)
 
     def _answers(self, policy: str, steps: int) -> None:
         stage = self._stage(f"policies/{policy}/retention", "evaluate_retention.py")
         engine = ScriptedEngine(lambda _: self._turn("<answer>4</answer>"), self.chat.stop_ids)
-        found = [a for batch in retention.answers(engine, self.chat, self.items, self.settings.retention, policy, steps) for a in batch]
+        found = [
+            a
+            for batch in retention.answers(
+                engine, self.chat, self.items, self.settings.retention, policy, steps
+            )
+            for a in batch
+        ]
         lines = (json.dumps(asdict(answer), sort_keys=True) + "\n" for answer in found)
         write_text(stage.folder / "answers.jsonl", "".join(lines))
         freeze_file = self.study / "freeze/retention.json"
-        inputs = {"policy": self._model(policy), "freeze": freeze_file, "items": self.study / "retention/items.jsonl"}
-        facts = {"policy": policy, "engine": "scripted", "counts": retention.measures(found, len(self.items))}
+        inputs = {
+            "policy": self._model(policy),
+            "freeze": freeze_file,
+            "items": self.study / "retention/items.jsonl",
+        }
+        facts = {
+            "policy": policy,
+            "engine": "scripted",
+            "counts": retention.measures(found, len(self.items)),
+        }
         stage.manifest(inputs, ["answers.jsonl"], read_json(freeze_file)["config"], facts)
 
     def _statistics(self) -> None:
-        evaluated = [self.study / f"policies/{p}/{m}/manifest.json" for p in ("baseline", CANDIDATE) for m in ("agent-test", "retention")]
-        command = [sys.executable, str(ROOT / "scripts/compare.py"), "--section", str(self.study / "config/statistics.json")]
-        subprocess.run([*command, "--out", str(self.study / "statistics"), "--evaluations", *map(str, evaluated)], check=True)
+        evaluated = [
+            self.study / f"policies/{p}/{m}/manifest.json"
+            for p in ("baseline", CANDIDATE)
+            for m in ("agent-test", "retention")
+        ]
+        command = [
+            sys.executable,
+            str(ROOT / "scripts/compare.py"),
+            "--section",
+            str(self.study / "config/statistics.json"),
+        ]
+        subprocess.run(
+            [
+                *command,
+                "--out",
+                str(self.study / "statistics"),
+                "--evaluations",
+                *map(str, evaluated),
+            ],
+            check=True,
+        )
 
     def _turn(self, content: str) -> list[int]:
         return encode_turn(self.chat, f"<think>\n{self.thought}\n</think>\n\n{content}")
@@ -250,7 +378,9 @@ class Synthetic:
         task = self.known[str(name)]
         first, second = task.facts.values()
         last = f"<answer>{task.answer}</answer>" if int(trial) % 2 == 0 else "fertig"
-        return self._turn((lookup_call(task.record_id), calculator_call(f"{first} * {second}"), last)[int(turn)])
+        return self._turn(
+            (lookup_call(task.record_id), calculator_call(f"{first} * {second}"), last)[int(turn)]
+        )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ QWEN3_PARAMETERS = 1_720_574_976
 
 def run(out: Path, *arguments: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["benchmarks/gpu/run.py", "--tiny", "--out", str(out), *arguments])
+        patch.setattr(
+            sys, "argv", ["benchmarks/gpu/run.py", "--tiny", "--out", str(out), *arguments]
+        )
         benchmark.main()
 
 
@@ -40,8 +42,12 @@ def test_every_cell_is_there_and_none_failed(cells: dict[str, Any]) -> None:
     assert set(cells) == set(SMALL.cells())
     assert [cell for cell in cells.values() if "error" in cell] == []
     ours = {name for name in cells if "vllm" not in name}
-    assert {name for name in ours if name.startswith("speed/")} == {name for name in ours if "tokens_per_second" in cells[name]}
-    assert {name for name in ours if name.startswith("grpo/")} == {name for name in ours if "step_seconds" in cells[name]}
+    assert {name for name in ours if name.startswith("speed/")} == {
+        name for name in ours if "tokens_per_second" in cells[name]
+    }
+    assert {name for name in ours if name.startswith("grpo/")} == {
+        name for name in ours if "step_seconds" in cells[name]
+    }
 
 
 def test_cells_of_decoding_add_up(cells: dict[str, Any]) -> None:
@@ -51,10 +57,16 @@ def test_cells_of_decoding_add_up(cells: dict[str, Any]) -> None:
         _, method, count = name.split("/")
         assert (cell["sequences"], cell["new_tokens"]) == (int(count), SMALL.new[method])
         assert cell["tokens"] == int(count) * SMALL.new[method]
-        assert cell["tokens_per_second"] == pytest.approx(cell["tokens"] / cell["seconds"], rel=0.05)
+        assert cell["tokens_per_second"] == pytest.approx(
+            cell["tokens"] / cell["seconds"], rel=0.05
+        )
         if "percent_of_limit" in cell:
-            assert cell["percent_of_limit"] == pytest.approx(100 * cell["decode_tokens_per_second"] / cell["limit"], rel=1e-3, abs=0.01)
-    assert cells["speed/hf-sequential/2"]["limit"] == cells["speed/hf-sequential/1"]["limit"]  # one sequence at a time
+            assert cell["percent_of_limit"] == pytest.approx(
+                100 * cell["decode_tokens_per_second"] / cell["limit"], rel=1e-3, abs=0.01
+            )
+    assert (
+        cells["speed/hf-sequential/2"]["limit"] == cells["speed/hf-sequential/1"]["limit"]
+    )  # one sequence at a time
 
 
 def test_a_profiled_step_names_its_longest_kernels(cells: dict[str, Any], measured: Path) -> None:
@@ -70,8 +82,19 @@ def test_a_profiled_step_names_its_longest_kernels(cells: dict[str, Any], measur
 def test_a_training_step_is_the_sum_of_its_parts(cells: dict[str, Any]) -> None:
     for name in ("grpo/trl", "grpo/graphed", "grpo/graphed-checkpointing"):
         cell = cells[name]
-        assert (cell["steps"], cell["rollouts"], cell["tokens"]) == (SMALL.steps[name.split("/")[1]], 4, SMALL.budget)
-        assert set(cell["parts"]) == {"generation", "reference", "forward", "backward", "optimizer", "other"}
+        assert (cell["steps"], cell["rollouts"], cell["tokens"]) == (
+            SMALL.steps[name.split("/")[1]],
+            4,
+            SMALL.budget,
+        )
+        assert set(cell["parts"]) == {
+            "generation",
+            "reference",
+            "forward",
+            "backward",
+            "optimizer",
+            "other",
+        }
         assert min(cell["parts"].values()) >= 0
         assert sum(cell["parts"].values()) == pytest.approx(cell["step_seconds"], abs=2e-3)
         assert cell["extrapolated"]
@@ -111,7 +134,10 @@ def test_a_late_cell_is_named_not_left_out(tmp_path: Path) -> None:
 def test_an_unknown_cell_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run(tmp_path / "none.json", "--only", "speed/fast/*")
-    assert "no cell matches ['speed/fast/*']; there are speed/hf-sequential/1" in capsys.readouterr().err
+    assert (
+        "no cell matches ['speed/fast/*']; there are speed/hf-sequential/1"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(("part", "name"), [("machine", "gpu"), ("settings", "prompt")])
@@ -119,7 +145,9 @@ def test_other_machines_and_sizes_are_not_merged(tmp_path: Path, part: str, name
     settings = {"prompt": 12, "parameters": 5}
     first = Result(tmp_path / "x.json", settings, merge=False)
     first.add("speed/dynamic/1", {"skipped": "not run"})
-    assert list(Result(tmp_path / "x.json", settings, merge=True).content["cells"]) == ["speed/dynamic/1"]
+    assert list(Result(tmp_path / "x.json", settings, merge=True).content["cells"]) == [
+        "speed/dynamic/1"
+    ]
     assert Result(tmp_path / "x.json", settings, merge=False).content["cells"] == {}
     content = json.loads((tmp_path / "x.json").read_text())
     content[part][name] = "other"
@@ -130,18 +158,33 @@ def test_other_machines_and_sizes_are_not_merged(tmp_path: Path, part: str, name
 
 def test_limit_of_qwen3_1_7b() -> None:
     """Known answers: the limits at 4.3 TB/s and 1,024 cached tokens beside which vLLM's speeds were first put."""
+
     def found(count: int) -> float:
         return count * 4.3e12 / step_bytes(FULL, QWEN3_PARAMETERS, count, 1024)
 
-    assert [round(found(count)) for count in (1, 4, 32, 128)] == pytest.approx([1208, 4398, 19113, 29794], rel=2e-3)
-    assert limit.limit(FULL, QWEN3_PARAMETERS, 4, 1024, 4.3e12) == pytest.approx(found(4))  # 512 + 1024 / 2
+    assert [round(found(count)) for count in (1, 4, 32, 128)] == pytest.approx(
+        [1208, 4398, 19113, 29794], rel=2e-3
+    )
+    assert limit.limit(FULL, QWEN3_PARAMETERS, 4, 1024, 4.3e12) == pytest.approx(
+        found(4)
+    )  # 512 + 1024 / 2
 
 
 def test_full_scale_is_the_pilot_s() -> None:
-    head, layers, width = QWEN3_1_7B["head_dim"], QWEN3_1_7B["num_hidden_layers"], QWEN3_1_7B["hidden_size"]
-    attention = 2 * width * head * (QWEN3_1_7B["num_attention_heads"] + QWEN3_1_7B["num_key_value_heads"]) + 2 * head
+    head, layers, width = (
+        QWEN3_1_7B["head_dim"],
+        QWEN3_1_7B["num_hidden_layers"],
+        QWEN3_1_7B["hidden_size"],
+    )
+    attention = (
+        2 * width * head * (QWEN3_1_7B["num_attention_heads"] + QWEN3_1_7B["num_key_value_heads"])
+        + 2 * head
+    )
     mlp = 3 * width * QWEN3_1_7B["intermediate_size"]
-    assert QWEN3_1_7B["vocab_size"] * width + layers * (attention + mlp + 2 * width) + width == QWEN3_PARAMETERS
+    assert (
+        QWEN3_1_7B["vocab_size"] * width + layers * (attention + mlp + 2 * width) + width
+        == QWEN3_PARAMETERS
+    )
     assert (FULL.budget, FULL.prompt, FULL.steps["compiled"]) == (768, 512, 16)
     speed = [f"speed/vllm/{count}" for count in (1, 4, 32, 128, 512)]
     profiles = [f"profile/vllm/{count}" for count in (4, 32, 512)]

@@ -10,7 +10,9 @@ from transformers import PreTrainedTokenizerFast
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_synthetic_study_verifies_at_the_pilot_s_size(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_the_synthetic_study_verifies_at_the_pilot_s_size(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     given = ["--tokenizer", str(tmp_path / "tokenizer"), "--scales", "1", "--out", str(tmp_path)]
     command = [sys.executable, "-m", "benchmarks.verify.run", *given]

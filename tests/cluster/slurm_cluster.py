@@ -95,7 +95,11 @@ def start() -> None:
     start_munge()
     start_controller()
     subprocess.run(["slurmd"], check=True)
-    wait("the node", lambda: answer("sinfo", "-h", "-o", "%t").strip() == "idle", FOLDER / "slurmd.log")
+    wait(
+        "the node",
+        lambda: answer("sinfo", "-h", "-o", "%t").strip() == "idle",
+        FOLDER / "slurmd.log",
+    )
 
 
 def stop() -> None:
@@ -117,13 +121,19 @@ def configure() -> None:
     host = socket.gethostname().split(".")[0]
     for name in ("state", "spool"):
         (FOLDER / name).mkdir(parents=True)
-    content = CONFIG.format(cluster=CLUSTER, host=host, folder=FOLDER, cpus=CPUS, memory=MEMORY_MB, gpus=GPUS)
+    content = CONFIG.format(
+        cluster=CLUSTER, host=host, folder=FOLDER, cpus=CPUS, memory=MEMORY_MB, gpus=GPUS
+    )
     (FOLDER / "slurm.conf").write_text(content, encoding="utf-8")
     for number in range(GPUS):
         os.mknod(FOLDER / f"gpu{number}", 0o20666, NULL_DEVICE)
-    line = f"NodeName={host} Name=gpu Type=h200 File={FOLDER}/gpu[0-{GPUS - 1}] Flags=nvidia_gpu_env\n"
+    line = (
+        f"NodeName={host} Name=gpu Type=h200 File={FOLDER}/gpu[0-{GPUS - 1}] Flags=nvidia_gpu_env\n"
+    )
     (FOLDER / "gres.conf").write_text(line, encoding="utf-8")
-    (FOLDER / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n", encoding="utf-8")
+    (FOLDER / "cgroup.conf").write_text(
+        "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n", encoding="utf-8"
+    )
     ETC.mkdir(exist_ok=True)
     for name in ("slurm.conf", "gres.conf", "cgroup.conf"):
         (ETC / name).symlink_to(FOLDER / name)
@@ -131,12 +141,23 @@ def configure() -> None:
 
 def start_munge() -> None:
     """Start munged with a key and a socket folder that it accepts, unless one answers already."""
-    if subprocess.run("munge -n </dev/null | unmunge", shell=True, capture_output=True, check=False).returncode == 0:  # noqa: S602 (a pipe)
+    if (
+        subprocess.run(  # noqa: S602
+            "munge -n </dev/null | unmunge", shell=True, capture_output=True, check=False
+        ).returncode
+        == 0
+    ):
         return
     key = Path("/etc/munge/munge.key")
     if not key.exists():
         key.write_bytes(os.urandom(1024))
-    for path in (key.parent, key, Path("/run/munge"), Path("/var/lib/munge"), Path("/var/log/munge")):
+    for path in (
+        key.parent,
+        key,
+        Path("/run/munge"),
+        Path("/var/lib/munge"),
+        Path("/var/log/munge"),
+    ):
         if path != key:
             path.mkdir(parents=True, exist_ok=True)
         shutil.chown(path, "munge", "munge")
@@ -145,7 +166,9 @@ def start_munge() -> None:
     (FOLDER / "munged.pid").unlink(missing_ok=True)
     as_munge = ["setpriv", "--reuid", "munge", "--regid", "munge", "--clear-groups"]
     subprocess.run([*as_munge, "munged"], check=True)
-    (FOLDER / "munged.pid").write_text(Path("/run/munge/munged.pid").read_text(encoding="ascii"), encoding="ascii")
+    (FOLDER / "munged.pid").write_text(
+        Path("/run/munge/munged.pid").read_text(encoding="ascii"), encoding="ascii"
+    )
 
 
 def start_controller() -> None:
@@ -171,14 +194,19 @@ def end_leftovers() -> None:
     """Kill what a job left behind: without cgroups a process that waits through SIGTERM outlives its job."""
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has just ended
-            if f"SLURM_CLUSTER_NAME={CLUSTER}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+            if f"SLURM_CLUSTER_NAME={CLUSTER}".encode() in (folder / "environ").read_bytes().split(
+                b"\0"
+            ):
                 os.kill(int(folder.name), signal.SIGKILL)
 
 
 def running(process: int) -> bool:
     """Whether a process is there and no zombie."""
     try:
-        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+        return (
+            Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+            != "Z"
+        )
     except OSError:
         return False
 
@@ -193,7 +221,11 @@ def wait(what: str, condition: Callable[[], bool], log: Path, seconds: float = 6
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            last = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]) if log.exists() else "no log"
+            last = (
+                "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
+                if log.exists()
+                else "no log"
+            )
             raise ClusterError(f"{what} did not come within {seconds:.0f} s; {log}:\n{last}")
         time.sleep(0.1)
 

@@ -59,14 +59,18 @@ class Workflow:
         text = f"NAMES = {list(rules)}\n{HEAD}"
         for name, given in rules.items():
             shell, resources, needs = (given, "", "begin") if isinstance(given, str) else given
-            text += RULE.format(name=name, shell=shell, resources=resources, input=f"rules.{needs}.output")
+            text += RULE.format(
+                name=name, shell=shell, resources=resources, input=f"rules.{needs}.output"
+            )
         (folder / "Snakefile").write_text(text, encoding="utf-8")
         settings(folder)
 
     def start(self, *arguments: str) -> None:
         """Start snakemake in a process group of its own, as a shell would."""
         with open(self.folder / "log", "ab") as log:
-            self.process = subprocess.Popen(command(*arguments), cwd=self.folder, stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(
+                command(*arguments), cwd=self.folder, stdout=log, stderr=log, start_new_session=True
+            )
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run snakemake to its end."""
@@ -93,12 +97,23 @@ class Workflow:
     def queue(self) -> dict[str, str]:
         """Rule -> Slurm's number, of this folder's jobs in the queue."""
         lines = [line.split("|") for line in answer("squeue", "-h", "-o", "%i|%k|%Z").splitlines()]
-        return {comment.removeprefix("rule_"): number for number, comment, folder in lines if folder == str(self.folder)}
+        return {
+            comment.removeprefix("rule_"): number
+            for number, comment, folder in lines
+            if folder == str(self.folder)
+        }
 
     def children(self) -> list[str]:
         """Names of the programs that snakemake itself has started and that still run."""
-        numbers = " ".join(path.read_text(encoding="ascii") for path in Path(f"/proc/{self.process.pid}/task").glob("*/children")).split()
-        return [path.read_text(encoding="ascii").strip() for number in numbers if (path := Path(f"/proc/{number}/comm")).exists()]
+        numbers = " ".join(
+            path.read_text(encoding="ascii")
+            for path in Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        ).split()
+        return [
+            path.read_text(encoding="ascii").strip()
+            for number in numbers
+            if (path := Path(f"/proc/{number}/comm")).exists()
+        ]
 
     def until(self, condition: Callable[[], object]) -> None:
         """Wait for a condition; fails with the log."""
@@ -111,7 +126,10 @@ class Workflow:
         """Seconds from the first time stamp of the log to the one before some words."""
         stamps = re.compile(r"^\[(\w{3} \w{3} +\d+ [\d:]+ \d{4})\]$", re.MULTILINE)
         told = self.log
-        times = [datetime.strptime(found[1], "%a %b %d %H:%M:%S %Y") for found in stamps.finditer(told[: told.rindex(words)])]  # noqa: DTZ007
+        times = [
+            datetime.strptime(found[1], "%a %b %d %H:%M:%S %Y")  # noqa: DTZ007
+            for found in stamps.finditer(told[: told.rindex(words)])
+        ]
         return (times[-1] - times[0]).total_seconds()
 
 
@@ -130,9 +148,18 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "snakemake", "--profile", "gpu", *arguments]
 
 
-def run(folder: Path, *arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, *arguments: str, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run snakemake with the profile; output and errors together."""
     env = {**os.environ, **(environment or {})}
     return subprocess.run(
-        command(*arguments), cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=800, check=False, env=env
+        command(*arguments),
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=800,
+        check=False,
+        env=env,
     )

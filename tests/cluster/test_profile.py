@@ -8,7 +8,15 @@ import pytest
 from agentrl.cluster import profile
 from agentrl.cluster.profile import ProfileError
 
-SETTINGS = {"memory_mb": 32000, "minutes": 480, "partition": None, "account": None, "gpus_as": "gpus", "gpu_model": None, "lock": None}
+SETTINGS = {
+    "memory_mb": 32000,
+    "minutes": 480,
+    "partition": None,
+    "account": None,
+    "gpus_as": "gpus",
+    "gpu_model": None,
+    "lock": None,
+}
 
 
 @pytest.fixture
@@ -36,7 +44,10 @@ def test_what_is_installed_decides(sbatch: Path, plugins: None) -> None:
 
 def test_the_environment_overrides_what_is_installed(sbatch: Path, plugins: None) -> None:
     assert profile.choose_scheduler({"PIPELINE_SCHEDULER": "determined"}) == "determined"
-    assert profile.choose_scheduler({"PIPELINE_SCHEDULER": "slurm", "DET_MASTER": "http://master"}) == "slurm"
+    assert (
+        profile.choose_scheduler({"PIPELINE_SCHEDULER": "slurm", "DET_MASTER": "http://master"})
+        == "slurm"
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,7 +60,11 @@ def test_the_environment_overrides_what_is_installed(sbatch: Path, plugins: None
     ],
 )
 def test_a_wrong_or_absent_scheduler_is_refused(
-    environment: dict[str, str], words: tuple[str, ...], plugins: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    environment: dict[str, str],
+    words: tuple[str, ...],
+    plugins: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ProfileError) as refused:
@@ -59,15 +74,27 @@ def test_a_wrong_or_absent_scheduler_is_refused(
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [("-n", True), ("--dry-run", True), ("--dryrun", True), ("-np", True), ("--profile gpu", False), ("--nolock", False), ("-j4", False)],
+    [
+        ("-n", True),
+        ("--dry-run", True),
+        ("--dryrun", True),
+        ("-np", True),
+        ("--profile gpu", False),
+        ("--nolock", False),
+        ("-j4", False),
+    ],
 )
 def test_a_dry_run_is_told_by_the_command_line(words: str, expected: bool) -> None:
     assert profile.is_plan(["snakemake", *words.split()]) is expected
 
 
-def test_an_executor_that_is_not_installed_is_refused(sbatch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_executor_that_is_not_installed_is_refused(
+    sbatch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(profile.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ProfileError, match=r"executor plugin is not installed under .*pip install -r envs/cpu\.txt"):
+    with pytest.raises(
+        ProfileError, match=r"executor plugin is not installed under .*pip install -r envs/cpu\.txt"
+    ):
         profile.choose_scheduler({})
 
 
@@ -76,11 +103,18 @@ def test_an_executor_that_is_not_installed_is_refused(sbatch: Path, monkeypatch:
     [
         ("slurm", None, None, "python"),
         ("slurm", "/my env/bin/python", None, "'/my env/bin/python'"),
-        ("slurm", None, "a.sif", f"apptainer exec --nv --bind {os.getcwd()} --bind /data:/d:ro a.sif python"),  # noqa: PTH109 (at import)
+        (
+            "slurm",
+            None,
+            "a.sif",
+            f"apptainer exec --nv --bind {os.getcwd()} --bind /data:/d:ro a.sif python",  # noqa: PTH109
+        ),
         ("determined", None, "team/image:1", "python"),
     ],
 )
-def test_python_of_gpu_rules(scheduler: str, python: str | None, image: str | None, expected: str) -> None:
+def test_python_of_gpu_rules(
+    scheduler: str, python: str | None, image: str | None, expected: str
+) -> None:
     assert profile.gpu_python(scheduler, python, image, ["/data:/d:ro"]) == expected
 
 
@@ -89,26 +123,37 @@ def test_interpreter_and_container_exclude_each_other() -> None:
         profile.gpu_python("slurm", "/bin/python", "a.sif", [])
 
 
-def test_the_lock_follows_the_device_where_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_follows_the_device_where_none_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("envs").mkdir()
     for name in ("cpu.txt", "gpu.txt", "own.txt"):
         Path("envs", name).touch()
-    assert (profile.lock_of("cpu", {}), profile.lock_of("cuda", {})) == ("envs/cpu.txt", "envs/gpu.txt")
+    assert (profile.lock_of("cpu", {}), profile.lock_of("cuda", {})) == (
+        "envs/cpu.txt",
+        "envs/gpu.txt",
+    )
     assert profile.lock_of("cuda", {"PIPELINE_GPU_LOCK": "envs/own.txt"}) == "envs/own.txt"
 
 
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
-        ({"PIPELINE_GPU_LOCK": "envs/none.txt"}, ("envs/none.txt: no such file", "PIPELINE_GPU_LOCK", "`lock` in the profile")),
+        (
+            {"PIPELINE_GPU_LOCK": "envs/none.txt"},
+            ("envs/none.txt: no such file", "PIPELINE_GPU_LOCK", "`lock` in the profile"),
+        ),
         ({"PIPELINE_GPU_LOCK": ""}, ("'': no such file", "PIPELINE_GPU_LOCK")),
         ({"PIPELINE_GPU_LOCK": "."}, (".: no such file",)),
         ({}, ("envs/gpu.txt: no such file", "default for model.device: cuda")),
     ],
 )
 def test_a_missing_lock_is_refused_by_name(
-    environment: dict[str, str], words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    environment: dict[str, str],
+    words: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ProfileError) as refused:
@@ -116,11 +161,18 @@ def test_a_missing_lock_is_refused_by_name(
     assert all(word in str(refused.value) for word in words), refused.value
 
 
-def test_a_profiles_lock_travels_unless_the_user_names_one(sbatch: Path, plugins: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profiles_lock_travels_unless_the_user_names_one(
+    sbatch: Path, plugins: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PIPELINE_GPU_LOCK", "mine")  # so that it is taken back at the end
     monkeypatch.setenv("PIPELINE_GPU_PYTHON", "python")
     monkeypatch.setattr(profile.Plan, "_ask_slurm", staticmethod(lambda partition: None))
-    settings = SETTINGS | {"python": None, "image": None, "bind_mounts": [], "lock": "envs/gpu-cu12.txt"}
+    settings = SETTINGS | {
+        "python": None,
+        "image": None,
+        "bind_mounts": [],
+        "lock": "envs/gpu-cu12.txt",
+    }
     assert profile.Plan(settings).variables == ["PIPELINE_GPU_PYTHON", "PIPELINE_GPU_LOCK"]
     assert os.environ["PIPELINE_GPU_LOCK"] == "mine"
     del os.environ["PIPELINE_GPU_LOCK"]
@@ -132,7 +184,11 @@ def test_a_profiles_lock_travels_unless_the_user_names_one(sbatch: Path, plugins
 def test_an_attempt_asks_for_more_than_the_one_before() -> None:
     assert profile.resources(SETTINGS) == {"mem_mb": "32000 * attempt", "runtime": "480 * attempt"}
     named = profile.resources(SETTINGS | {"partition": "gpu", "account": "me", "gpu_model": "h200"})
-    assert (named["slurm_partition"], named["slurm_account"], named["gpu_model"]) == ("gpu", "me", "h200")
+    assert (named["slurm_partition"], named["slurm_account"], named["gpu_model"]) == (
+        "gpu",
+        "me",
+        "h200",
+    )
 
 
 def test_gres_takes_the_place_of_gpus_for_every_gpu_rule(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +196,9 @@ def test_gres_takes_the_place_of_gpus_for_every_gpu_rule(monkeypatch: pytest.Mon
     gres = SETTINGS | {"gpus_as": "gres", "gpu_model": "h200"}
     assert "gpu_model" not in profile.resources(gres)
     assert profile.rule_resources(gres) == {"train": {"gpu": 0, "gres": "gpu:h200:1"}}
-    assert profile.rule_resources(gres | {"gpu_model": None}) == {"train": {"gpu": 0, "gres": "gpu:1"}}
+    assert profile.rule_resources(gres | {"gpu_model": None}) == {
+        "train": {"gpu": 0, "gres": "gpu:1"}
+    }
     assert profile.rule_resources(SETTINGS) == {}
     with pytest.raises(ProfileError, match="gpus_as is 'gpu'; allowed are gpus and gres"):
         profile.rule_resources(SETTINGS | {"gpus_as": "gpu"})

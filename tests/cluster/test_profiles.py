@@ -54,18 +54,33 @@ def script(path: Path, text: str) -> Path:
     return path
 
 
-def snakemake(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIPELINE_", "DET_"))}
+def snakemake(
+    folder: Path, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PIPELINE_", "DET_"))
+    }
     command = [sys.executable, "-m", "snakemake", *arguments]
     variables = kept | {"PIPELINE_PLAN": "all"} | environment
     return subprocess.run(
-        command, cwd=folder, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600, check=False
+        command,
+        cwd=folder,
+        env=variables,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=600,
+        check=False,
     )
 
 
 def rules() -> dict[str, str]:
     """Every rule of every rule file, whatever the configuration -> its text."""
-    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "Snakefile", *ROOT.glob("rules/*.smk"))]
+    texts = [
+        path.read_text(encoding="utf-8") for path in (ROOT / "Snakefile", *ROOT.glob("rules/*.smk"))
+    ]
     blocks = [block for text in texts for block in re.split(r"(?m)^(?= *rule \w+:$)", text)]
     return {named[1]: block for block in blocks if (named := re.match(r" *rule (\w+):", block))}
 
@@ -78,8 +93,12 @@ def planned(told: str) -> set[str]:
 def test_a_rule_asks_for_a_gpu_or_stays_here() -> None:
     """Snakemake submits every rule without `localrule`; test_slurm.py sees where each really ran."""
     found = {name: ("gpu=1" in text, "localrule: True" in text) for name, text in rules().items()}
-    assert {name for name, (gpu, local) in found.items() if gpu == local} == set(), "submitted without a GPU, or a GPU rule kept here"
-    assert {name for name, (gpu, _) in found.items() if gpu} == set(gpu_rules(ROOT / "rules")), "--gres goes to exactly these"
+    assert {name for name, (gpu, local) in found.items() if gpu == local} == set(), (
+        "submitted without a GPU, or a GPU rule kept here"
+    )
+    assert {name for name, (gpu, _) in found.items() if gpu} == set(gpu_rules(ROOT / "rules")), (
+        "--gres goes to exactly these"
+    )
     assert all("{GPU_PYTHON} scripts/" in text for name, text in rules().items() if found[name][0])
 
 
@@ -87,43 +106,65 @@ def test_a_rule_asks_for_a_gpu_or_stays_here() -> None:
 def test_the_literal_command_plans(name: str, project: Path, sbatch: dict[str, str]) -> None:
     done = snakemake(project, "-n", "--profile", "gpu", *CONFIGURATIONS[name], **sbatch)
     assert done.returncode == 0, done.stdout
-    assert {"section", "gpu_preflight", "train", "evaluate_agent", "summary"} <= planned(done.stdout)
+    assert {"section", "gpu_preflight", "train", "evaluate_agent", "summary"} <= planned(
+        done.stdout
+    )
 
 
 def test_gres_reaches_every_gpu_rule(project: Path, sbatch: dict[str, str]) -> None:
     path = project / "profiles/gpu/config.yaml"
-    path.write_text(path.read_text(encoding="utf-8").replace("gpus_as: gpus", "gpus_as: gres"), encoding="utf-8")
+    path.write_text(
+        path.read_text(encoding="utf-8").replace("gpus_as: gpus", "gpus_as: gres"), encoding="utf-8"
+    )
     done = snakemake(project, "-n", "--profile", "gpu", **sbatch)
     assert done.returncode == 0, done.stdout
     asked = dict(re.findall(r"(?m)^rule (\w+):$(?:\n    .*)*?\n    resources: (.*)$", done.stdout))
-    assert {rule for rule, line in asked.items() if "gpu=0" in line and "gres=gpu:1" in line} == planned(done.stdout) & set(gpu_rules())
+    assert {
+        rule for rule, line in asked.items() if "gpu=0" in line and "gres=gpu:1" in line
+    } == planned(done.stdout) & set(gpu_rules())
 
 
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
-        ({"PIPELINE_SCHEDULER": "pbs"}, "error: PIPELINE_SCHEDULER=pbs: no such scheduler; allowed are slurm and determined"),
+        (
+            {"PIPELINE_SCHEDULER": "pbs"},
+            "error: PIPELINE_SCHEDULER=pbs: no such scheduler; allowed are slurm and determined",
+        ),
         ({"PIPELINE_SCHEDULER": "slurm"}, "error: PIPELINE_SCHEDULER=slurm: sbatch is not on PATH"),
-        ({}, "error: no scheduler found: neither sbatch on PATH (slurm) nor DET_MASTER set (determined)"),
+        (
+            {},
+            "error: no scheduler found: neither sbatch on PATH (slurm) nor DET_MASTER set (determined)",
+        ),
     ],
 )
-def test_a_mistake_is_one_line(project: Path, bare: Path, environment: dict[str, str], words: str) -> None:
+def test_a_mistake_is_one_line(
+    project: Path, bare: Path, environment: dict[str, str], words: str
+) -> None:
     done = snakemake(project, "--profile", "gpu", PATH=str(bare), **environment)
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1].startswith(words)
     assert len(done.stdout.splitlines()) == 2, "snakemake's own line about the profile, and ours"
 
 
-@pytest.mark.parametrize("environment", [{}, {"PIPELINE_SCHEDULER": "slurm"}, {"PIPELINE_SCHEDULER": "determined"}], ids=str)
+@pytest.mark.parametrize(
+    "environment",
+    [{}, {"PIPELINE_SCHEDULER": "slurm"}, {"PIPELINE_SCHEDULER": "determined"}],
+    ids=str,
+)
 def test_a_plan_needs_no_scheduler(project: Path, bare: Path, environment: dict[str, str]) -> None:
     done = snakemake(project, "-n", "--profile", "gpu", PATH=str(bare), **environment)
     assert done.returncode == 0, done.stdout
     assert {"train", "merge", "summary"} <= planned(done.stdout)
 
 
-def test_a_run_without_its_scheduler_is_refused_before_the_first_job(project: Path, bare: Path) -> None:
+def test_a_run_without_its_scheduler_is_refused_before_the_first_job(
+    project: Path, bare: Path
+) -> None:
     """Also where no profile has looked."""
-    done = snakemake(project, "--executor", "slurm", "--jobs", "1", "--config", "study=x", PATH=str(bare))
+    done = snakemake(
+        project, "--executor", "slurm", "--jobs", "1", "--config", "study=x", PATH=str(bare)
+    )
     assert done.returncode == 1
     assert "no scheduler found" in done.stdout, done.stdout
     assert not (project / "results/x").exists()
@@ -135,7 +176,9 @@ def test_determined_gets_its_settings(project: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PIPELINE_GPU_PYTHON", "python")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     text = Path("gpu/config.yaml").read_text(encoding="utf-8")
-    monkeypatch.setenv("PIPELINE_GPU_LOCK", "")  # so that what the profile sets is taken back at the end
+    monkeypatch.setenv(
+        "PIPELINE_GPU_LOCK", ""
+    )  # so that what the profile sets is taken back at the end
     del os.environ["PIPELINE_GPU_LOCK"]
     settings = {
         "image": "team/image:1",
@@ -158,11 +201,17 @@ def test_determined_gets_its_settings(project: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_every_profile_keeps_going_and_sees_through_touch() -> None:
-    assert not (ROOT / "profiles/default").exists(), "Snakemake would merge it over every other profile"
+    assert not (ROOT / "profiles/default").exists(), (
+        "Snakemake would merge it over every other profile"
+    )
     assert (ROOT / "gpu").readlink() == Path("profiles/gpu")
     for path in ROOT.glob("profiles/*/config.yaml"):
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
-        assert (found["keep-going"], found["rerun-incomplete"], found["max-checksum-file-size"]) == (True, True, 2000000000), path
+        assert (
+            found["keep-going"],
+            found["rerun-incomplete"],
+            found["max-checksum-file-size"],
+        ) == (True, True, 2000000000), path
 
 
 def test_the_local_profile_runs_one_gpu_rule_at_a_time(tmp_path: Path) -> None:
@@ -179,22 +228,34 @@ def test_the_local_profile_runs_one_gpu_rule_at_a_time(tmp_path: Path) -> None:
 
 
 def test_gpu_rules_run_under_an_interpreter_of_their_own(project: Path) -> None:
-    recorder = script(project / "recorder", f'echo "$1" >> {project}/recorded; exec {sys.executable} "$@"')
+    recorder = script(
+        project / "recorder", f'echo "$1" >> {project}/recorded; exec {sys.executable} "$@"'
+    )
     target = f"{STUDY}/policies/baseline/agent-dev/manifest.json"
     arguments = ["--cores", "2", *CONFIGURATIONS["micro"], "--", target]
     done = snakemake(project, *arguments, PIPELINE_GPU_PYTHON=str(recorder))
     assert done.returncode == 0, done.stdout
     recorded = (project / "recorded").read_text(encoding="utf-8").split()
-    assert recorded == ["scripts/gpu_preflight.py", "scripts/evaluate_agent.py"], "light rules ran under snakemake's own"
+    assert recorded == ["scripts/gpu_preflight.py", "scripts/evaluate_agent.py"], (
+        "light rules ran under snakemake's own"
+    )
     for other in ("python", "/no/such/python", "apptainer exec --nv image.sif python"):
-        assert "Nothing to be done" in snakemake(project, "-n", *arguments, PIPELINE_GPU_PYTHON=other).stdout
+        assert (
+            "Nothing to be done"
+            in snakemake(project, "-n", *arguments, PIPELINE_GPU_PYTHON=other).stdout
+        )
 
 
 def test_gpu_rules_run_in_a_container(project: Path) -> None:
     """The container's front end is a double: it records how it was called and runs the command here."""
-    runtime = script(project / "bin/apptainer", f'echo "$@" >> {project}/recorded; shift 3; exec "$@"')
+    runtime = script(
+        project / "bin/apptainer", f'echo "$@" >> {project}/recorded; shift 3; exec "$@"'
+    )
     target = f"{STUDY}/preflight/gpu/report.json"
-    environment = {"PIPELINE_GPU_PYTHON": "apptainer exec --nv image.sif python", "PATH": f"{runtime.parent}:/usr/bin:/bin"}
+    environment = {
+        "PIPELINE_GPU_PYTHON": "apptainer exec --nv image.sif python",
+        "PATH": f"{runtime.parent}:/usr/bin:/bin",
+    }
     done = snakemake(project, "--cores", "1", *CONFIGURATIONS["micro"], "--", target, **environment)
     assert done.returncode == 0, done.stdout
     (recorded,) = (project / "recorded").read_text(encoding="utf-8").splitlines()
@@ -203,26 +264,45 @@ def test_gpu_rules_run_in_a_container(project: Path) -> None:
 
 def test_a_node_with_other_versions_is_refused_before_any_model(project: Path) -> None:
     lock = project / "envs/cpu.txt"
-    lock.write_text(re.sub(r"(?m)^trl==.*$", "trl==9.9.9", lock.read_text(encoding="utf-8")), encoding="utf-8")
-    done = snakemake(project, "--cores", "2", *CONFIGURATIONS["micro"], "--", f"{STUDY}/policies/baseline/agent-dev/manifest.json")
+    lock.write_text(
+        re.sub(r"(?m)^trl==.*$", "trl==9.9.9", lock.read_text(encoding="utf-8")), encoding="utf-8"
+    )
+    done = snakemake(
+        project,
+        "--cores",
+        "2",
+        *CONFIGURATIONS["micro"],
+        "--",
+        f"{STUDY}/policies/baseline/agent-dev/manifest.json",
+    )
     assert done.returncode == 1
     assert re.search(r"error: .*trl \S+ instead of 9\.9\.9", done.stdout), done.stdout
     assert not list(project.glob(f"{STUDY}/policies/**/*")), "no model rule started"
     assert "trl" in (project / STUDY / "preflight/gpu/status.json").read_text(encoding="utf-8")
 
 
-def test_another_lock_looks_at_the_node_again_and_reruns_no_model(micro: Path, tmp_path: Path) -> None:
+def test_another_lock_looks_at_the_node_again_and_reruns_no_model(
+    micro: Path, tmp_path: Path
+) -> None:
     own = Path(shutil.copytree(micro, tmp_path / "own", symlinks=True))
     arguments = ["-n", "--cores", "2", *CONFIGURATIONS["micro"]]
-    assert planned(snakemake(own, *arguments, PIPELINE_GPU_LOCK="envs/gpu-cu12.txt").stdout) == {"gpu_preflight"}
-    assert "Nothing to be done" in snakemake(own, *arguments, PIPELINE_GPU_LOCK="envs/cpu.txt").stdout, "the default by its name"
+    assert planned(snakemake(own, *arguments, PIPELINE_GPU_LOCK="envs/gpu-cu12.txt").stdout) == {
+        "gpu_preflight"
+    }
+    assert (
+        "Nothing to be done" in snakemake(own, *arguments, PIPELINE_GPU_LOCK="envs/cpu.txt").stdout
+    ), "the default by its name"
     done = snakemake(own, *arguments, PIPELINE_GPU_LOCK="envs/none.txt")
     assert done.returncode == 1
-    assert "envs/none.txt: no such file (PIPELINE_GPU_LOCK, or `lock` in the profile)" in done.stdout
+    assert (
+        "envs/none.txt: no such file (PIPELINE_GPU_LOCK, or `lock` in the profile)" in done.stdout
+    )
 
 
 @pytest.mark.parametrize("profile", ["profiles/local", "gpu"])
-def test_a_profiles_lock_is_what_the_node_is_held_to(profile: str, project: Path, sbatch: dict[str, str]) -> None:
+def test_a_profiles_lock_is_what_the_node_is_held_to(
+    profile: str, project: Path, sbatch: dict[str, str]
+) -> None:
     def locks() -> list[str]:
         """What the look at the node reads of envs/, by the plan."""
         done = snakemake(project, "-n", "--profile", profile, **sbatch)
@@ -232,13 +312,17 @@ def test_a_profiles_lock_is_what_the_node_is_held_to(profile: str, project: Path
 
     assert locks() == ["envs/gpu.txt"], "the study's device decides"
     path = project / profile / "config.yaml"
-    text, edited = re.subn(r"(?m)^  lock: null", "  lock: envs/gpu-cu12.txt", path.read_text(encoding="utf-8"))
+    text, edited = re.subn(
+        r"(?m)^  lock: null", "  lock: envs/gpu-cu12.txt", path.read_text(encoding="utf-8")
+    )
     assert edited == 1
     path.write_text(text, encoding="utf-8")
     assert locks() == ["envs/gpu-cu12.txt"]
 
 
-def test_a_changed_lock_looks_at_the_node_again_and_reruns_no_model(micro: Path, tmp_path: Path) -> None:
+def test_a_changed_lock_looks_at_the_node_again_and_reruns_no_model(
+    micro: Path, tmp_path: Path
+) -> None:
     own = Path(shutil.copytree(micro, tmp_path / "own", symlinks=True))
     with open(own / "envs/cpu.txt", "a", encoding="utf-8") as stream:
         stream.write("# another comment\n")

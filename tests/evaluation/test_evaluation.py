@@ -54,7 +54,9 @@ def test_measures_of_whole_episodes(say: Say, task: Task) -> None:
         "assistant_tokens": sum(sum(episode.loss_mask) for episode in played),
         "external_tokens": sum(len(segment.ids) for e in played for segment in e.segments if segment.kind in ("framing", "observation")),
     }  # fmt: skip
-    assert found["assistant_tokens"] + found["external_tokens"] == sum(len(episode.completion_ids) for episode in played)
+    assert found["assistant_tokens"] + found["external_tokens"] == sum(
+        len(episode.completion_ids) for episode in played
+    )
 
 
 KINDS: dict[EndKind, tuple[str, ...]] = {
@@ -67,26 +69,67 @@ KINDS: dict[EndKind, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("end", KINDS)
-def test_each_end_counts_in_its_own_row_and_as_malformed_where_there_is_no_answer(end: EndKind) -> None:
+def test_each_end_counts_in_its_own_row_and_as_malformed_where_there_is_no_answer(
+    end: EndKind,
+) -> None:
     segments = [Segment("prompt", [1, 2]), Segment("sampled", [3, 4, 5]), Segment("framing", [6])]
     outcome = Outcome(False, False, False, 7 if end == "answer" else None, False, False, 1, end)
     calls = [Call(0, None, None, "Fehler", "invalid_json", False)]
-    expected = ZERO | {"episodes": 1, "tool_calls": 1, "tool_errors": 1, "assistant_tokens": 3, "external_tokens": 1}
+    expected = ZERO | {
+        "episodes": 1,
+        "tool_calls": 1,
+        "tool_errors": 1,
+        "assistant_tokens": 3,
+        "external_tokens": 1,
+    }
     expected |= dict.fromkeys(KINDS[end], 1)
-    assert measures([Trajectory(Key("baseline", 0, "dev", "dev-0001", 0, 42), segments, calls, outcome, "scripted")], 1) == expected
+    assert (
+        measures(
+            [
+                Trajectory(
+                    Key("baseline", 0, "dev", "dev-0001", 0, 42),
+                    segments,
+                    calls,
+                    outcome,
+                    "scripted",
+                )
+            ],
+            1,
+        )
+        == expected
+    )
 
 
 def ended(end: EndKind, answer: int | None, right: bool = False) -> Trajectory:
     outcome = Outcome(False, False, False, answer, right, False, 0, end)
-    return Trajectory(Key("baseline", 0, "test", "test-0001", 0, 42), [Segment("prompt", [1])], [], outcome, "scripted")
+    return Trajectory(
+        Key("baseline", 0, "test", "test-0001", 0, 42),
+        [Segment("prompt", [1])],
+        [],
+        outcome,
+        "scripted",
+    )
 
 
 def test_the_pilot_s_own_overlap() -> None:
     """23 malformed + 13 turn cap + 3 token cap + 7 right exceed 32: capped episodes are malformed, too."""
     capped = [ended("turn_cap", None)] * 13 + [ended("token_cap", None)] * 3
-    played = capped + [ended("malformed", None)] * 7 + [ended("answer", 8, right=True)] * 7 + [ended("answer", 9)] * 2
+    played = (
+        capped
+        + [ended("malformed", None)] * 7
+        + [ended("answer", 8, right=True)] * 7
+        + [ended("answer", 9)] * 2
+    )
     found = measures(played, 32)
-    names = ("episodes", "malformed_finals", "malformed_uncapped", "turn_cap", "token_cap", "observation_cap", "correct_answer")
+    names = (
+        "episodes",
+        "malformed_finals",
+        "malformed_uncapped",
+        "turn_cap",
+        "token_cap",
+        "observation_cap",
+        "correct_answer",
+    )
     assert [found[name] for name in names] == [32, 23, 7, 13, 3, 0, 7]
 
 
@@ -109,30 +152,57 @@ def test_a_queue_is_cut_into_consecutive_batches() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 4, 5, 100])
-def test_every_task_and_trial_is_played_once(study: Study, chat: ChatProtocol, tasks: list[Task], size: int) -> None:
+def test_every_task_and_trial_is_played_once(
+    study: Study, chat: ChatProtocol, tasks: list[Task], size: int
+) -> None:
     chosen = tasks[:4]
     engine = ScriptedEngine(lambda request: encode_turn(chat, "Nein."), chat.stop_ids)
-    batches = list(episodes(Rollout(engine, chat, study.protocol), chosen, 3, size, "pilot/seed-1", 16, 42))
-    assert [len(batch) for batch in batches] == [len(part) for part in batched_list(range(12), size)]
+    batches = list(
+        episodes(Rollout(engine, chat, study.protocol), chosen, 3, size, "pilot/seed-1", 16, 42)
+    )
+    assert [len(batch) for batch in batches] == [
+        len(part) for part in batched_list(range(12), size)
+    ]
     keys = [episode.key for batch in batches for episode in batch]
-    assert Counter((key.task, key.trial) for key in keys) == {(task.id, trial): 1 for task in chosen for trial in range(3)}
-    assert {(key.policy, key.step, key.split, key.seed) for key in keys} == {("pilot/seed-1", 16, "dev", 42)}
+    assert Counter((key.task, key.trial) for key in keys) == {
+        (task.id, trial): 1 for task in chosen for trial in range(3)
+    }
+    assert {(key.policy, key.step, key.split, key.seed) for key in keys} == {
+        ("pilot/seed-1", 16, "dev", 42)
+    }
 
 
-def test_an_engine_with_a_queue_takes_more_than_a_batch(study: Study, chat: ChatProtocol, tasks: list[Task]) -> None:
+def test_an_engine_with_a_queue_takes_more_than_a_batch(
+    study: Study, chat: ChatProtocol, tasks: list[Task]
+) -> None:
     engine = ScriptedEngine(lambda request: encode_turn(chat, "Nein."), chat.stop_ids)
     engine.queue = 7
-    batches = list(episodes(Rollout(engine, chat, study.protocol), tasks[:4], 3, 2, "pilot/seed-1", 16, 42))
+    batches = list(
+        episodes(Rollout(engine, chat, study.protocol), tasks[:4], 3, 2, "pilot/seed-1", 16, 42)
+    )
     assert [len(batch) for batch in batches] == [7, 5]
 
 
 @pytest.fixture
-def play(study: Study, chat: ChatProtocol, tiny_model: Qwen3ForCausalLM, tasks: list[Task]) -> Callable[..., dict[Key, Trajectory]]:
+def play(
+    study: Study, chat: ChatProtocol, tiny_model: Qwen3ForCausalLM, tasks: list[Task]
+) -> Callable[..., dict[Key, Trajectory]]:
     """A random policy's episodes by key."""
     decoding = Decoding(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=42)
-    rollout = Rollout(TransformersEngine(tiny_model, decoding, chat.stop_ids, 0), chat, study.protocol.model_copy(update={"budget": 10}))
+    rollout = Rollout(
+        TransformersEngine(tiny_model, decoding, chat.stop_ids, 0),
+        chat,
+        study.protocol.model_copy(update={"budget": 10}),
+    )
 
-    def run(size: int, count: int = 4, trials: int = 2, policy: str = "baseline", step: int = 0, seed: int = 42) -> dict[Key, Trajectory]:
+    def run(
+        size: int,
+        count: int = 4,
+        trials: int = 2,
+        policy: str = "baseline",
+        step: int = 0,
+        seed: int = 42,
+    ) -> dict[Key, Trajectory]:
         found = episodes(rollout, tasks[:count], trials, size, policy, step, seed)
         return {episode.key: episode for batch in found for episode in batch}
 
@@ -143,26 +213,41 @@ def ids(found: dict[Key, Trajectory]) -> dict[Key, list[int]]:
     return {key: episode.completion_ids for key, episode in found.items()}
 
 
-def test_batch_shape_does_not_change_what_is_sampled(play: Callable[..., dict[Key, Trajectory]]) -> None:
+def test_batch_shape_does_not_change_what_is_sampled(
+    play: Callable[..., dict[Key, Trajectory]],
+) -> None:
     whole = ids(play(8))
     assert ids(play(1)) == whole
     assert ids(play(3)) == whole
     assert len({tuple(found) for found in whole.values()}) == 8, "trials and tasks differ"
 
 
-def test_more_trials_or_tasks_leave_the_others_as_they_were(play: Callable[..., dict[Key, Trajectory]]) -> None:
+def test_more_trials_or_tasks_leave_the_others_as_they_were(
+    play: Callable[..., dict[Key, Trajectory]],
+) -> None:
     whole = ids(play(8))
     fewer = ids(play(8, count=3, trials=1))
     assert fewer == {key: whole[key] for key in fewer}
 
 
-def test_an_unchanged_policy_differs_in_no_episode(play: Callable[..., dict[Key, Trajectory]]) -> None:
+def test_an_unchanged_policy_differs_in_no_episode(
+    play: Callable[..., dict[Key, Trajectory]],
+) -> None:
     """The start sampled once more under a candidate's name and step: the same ids, so 0 items differ and the gates see nothing."""
     before = {(key.task, key.trial): found for key, found in ids(play(8)).items()}
-    after = {(key.task, key.trial): found for key, found in ids(play(8, policy="x/seed-1", step=32)).items()}
+    after = {
+        (key.task, key.trial): found
+        for key, found in ids(play(8, policy="x/seed-1", step=32)).items()
+    }
     assert [place for place, found in before.items() if after[place] != found] == []
-    assert len({tuple(found) for found in before.values()}) == 8, "tasks and trials draw from streams of their own"
+    assert len({tuple(found) for found in before.values()}) == 8, (
+        "tasks and trials draw from streams of their own"
+    )
 
 
-def test_another_decoding_seed_draws_other_streams(play: Callable[..., dict[Key, Trajectory]]) -> None:
-    assert not set(map(tuple, ids(play(8)).values())) & set(map(tuple, ids(play(8, seed=43)).values()))
+def test_another_decoding_seed_draws_other_streams(
+    play: Callable[..., dict[Key, Trajectory]],
+) -> None:
+    assert not set(map(tuple, ids(play(8)).values())) & set(
+        map(tuple, ids(play(8, seed=43)).values())
+    )

@@ -34,7 +34,9 @@ def items() -> list[Item]:
 
 @pytest.fixture
 def section(study: Study) -> Callable[..., Retention]:
-    return lambda **changes: study.retention.model_copy(update={"source": "mgsm", "items": 64, "seed": 42, "ids": None} | changes)
+    return lambda **changes: study.retention.model_copy(
+        update={"source": "mgsm", "items": 64, "seed": 42, "ids": None} | changes
+    )
 
 
 def test_all_items_in_file_order(items: list[Item]) -> None:
@@ -54,14 +56,21 @@ def test_english_thousands_commas_are_no_decimals(items: list[Item], number: int
 def test_only_those_four_golds_have_commas(items: list[Item]) -> None:
     golds = [line.split("\t")[1] for line in MGSM.read_text(encoding="utf-8").splitlines()]
     assert [n for n, gold in enumerate(golds, 1) if not gold.isdecimal()] == [147, 202, 231, 250]
-    assert all(item.answer == int(gold) for item, gold in zip(items, golds, strict=True) if gold.isdecimal())
+    assert all(
+        item.answer == int(gold)
+        for item, gold in zip(items, golds, strict=True)
+        if gold.isdecimal()
+    )
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "mgsm_de.tsv"
     file.write_text("Wie viel ist 1 + 1?\t2\n", encoding="utf-8")
     for path in (file, None):
-        with pytest.raises(RetentionError, match=rf"{file}: sha256 [0-9a-f]{{64}}, expected {retention.MGSM_SHA256}"):
+        with pytest.raises(
+            RetentionError,
+            match=rf"{file}: sha256 [0-9a-f]{{64}}, expected {retention.MGSM_SHA256}",
+        ):
             retention.mgsm_items(path, cache=tmp_path)
 
 
@@ -79,14 +88,21 @@ def test_selection_by_seed_is_frozen(items: list[Item], section: Callable[..., R
     assert chosen != [item.id for item in retention.select(items, section(seed=43))]
 
 
-def test_selection_by_ids_keeps_their_order(items: list[Item], section: Callable[..., Retention]) -> None:
+def test_selection_by_ids_keeps_their_order(
+    items: list[Item], section: Callable[..., Retention]
+) -> None:
     ids = ("mgsm-de-250", "mgsm-de-001")
     assert tuple(item.id for item in retention.select(items, section(ids=ids, items=2))) == ids
-    with pytest.raises(RetentionError, match=r"'mgsm-de-251' is no item of mgsm \(known: mgsm-de-001 to mgsm-de-250\)"):
+    with pytest.raises(
+        RetentionError,
+        match=r"'mgsm-de-251' is no item of mgsm \(known: mgsm-de-001 to mgsm-de-250\)",
+    ):
         retention.select(items, section(ids=("mgsm-de-251",), items=1))
 
 
-def test_more_items_than_there_are_is_refused(items: list[Item], section: Callable[..., Retention]) -> None:
+def test_more_items_than_there_are_is_refused(
+    items: list[Item], section: Callable[..., Retention]
+) -> None:
     with pytest.raises(RetentionError, match="300 wanted, mgsm has 250"):
         retention.select(items, section(items=300))
 
@@ -135,7 +151,9 @@ def test_prompt_holds_the_question_verbatim(section: Callable[..., Retention]) -
         ("", None, None),
     ],
 )
-def test_answers_are_read_strictly_and_flexibly(text: str, strict: int | None, flexible: int | None) -> None:
+def test_answers_are_read_strictly_and_flexibly(
+    text: str, strict: int | None, flexible: int | None
+) -> None:
     assert retention.strict_answer(text) == strict
     assert retention.flexible_answer(text) == flexible
 
@@ -144,7 +162,16 @@ def test_answers_are_read_strictly_and_flexibly(text: str, strict: int | None, f
 def test_german_english_and_plain_formats_agree(value: int) -> None:
     english = f"{value:,}"
     german = english.replace(",", ".")
-    for written in (str(value), english, german, f"{english}.00", f"{german},00", f"{value},0", f"{value}.0", f"{value}."):
+    for written in (
+        str(value),
+        english,
+        german,
+        f"{english}.00",
+        f"{german},00",
+        f"{value},0",
+        f"{value}.0",
+        f"{value}.",
+    ):
         assert retention.flexible_answer(f"Zuerst 7, am Ende {written}") == value
 
 
@@ -154,7 +181,9 @@ def test_no_output_breaks_the_readers(text: str) -> None:
     assert strict is None or strict == flexible
 
 
-def test_answers_are_sampled_within_the_limit_and_scored_twice(chat: ChatProtocol, section: Callable[..., Retention]) -> None:
+def test_answers_are_sampled_within_the_limit_and_scored_twice(
+    chat: ChatProtocol, section: Callable[..., Retention]
+) -> None:
     said = {
         "a": "<think>x</think><answer>18</answer>",
         "b": "Es sind 18.",
@@ -169,10 +198,14 @@ def test_answers_are_sampled_within_the_limit_and_scored_twice(chat: ChatProtoco
         return encode_turn(chat, said[str(request.key[-1])])
 
     chosen = section(batch_size=3, max_tokens=40)
-    batches = list(retention.answers(ScriptedEngine(speak, chat.stop_ids), chat, items, chosen, "baseline", 0))
+    batches = list(
+        retention.answers(ScriptedEngine(speak, chat.stop_ids), chat, items, chosen, "baseline", 0)
+    )
     assert [len(batch) for batch in batches] == [3, 1]
     found = [answer for batch in batches for answer in batch]
-    assert [(a.item, a.strict, a.flexible, a.correct, a.flexible_correct, a.finish) for a in found] == [
+    assert [
+        (a.item, a.strict, a.flexible, a.correct, a.flexible_correct, a.finish) for a in found
+    ] == [
         ("a", 18, 18, True, True, "stop"),
         ("b", None, 18, False, True, "stop"),
         ("c", 17, 17, False, False, "stop"),
@@ -182,7 +215,9 @@ def test_answers_are_sampled_within_the_limit_and_scored_twice(chat: ChatProtoco
         "items": 4, "correct": 1, "flexible_correct": 3, "malformed_finals": 2, "malformed_uncapped": 1, "token_cap": 1,
         "assistant_tokens": sum(len(a.ids) for a in found), "infrastructure_errors": 1,
     }  # fmt: skip
-    assert [(request.max_tokens, request.key) for request in seen] == [(40, ("retention", chosen.decoding.seed, name)) for name in said]
+    assert [(request.max_tokens, request.key) for request in seen] == [
+        (40, ("retention", chosen.decoding.seed, name)) for name in said
+    ]
     assert all("<tools>" not in chat.decode(request.context) for request in seen)
     assert [answer.prompt_ids for answer in found] == [request.context for request in seen]
 
@@ -190,24 +225,47 @@ def test_answers_are_sampled_within_the_limit_and_scored_twice(chat: ChatProtoco
 def test_an_unchanged_policy_differs_in_no_answer(
     chat: ChatProtocol, section: Callable[..., Retention], tiny_model: Qwen3ForCausalLM
 ) -> None:
-    items, chosen = [Item(name, "Wie viel ist 9 + 9?", 18) for name in "abcdef"], section(batch_size=4, max_tokens=12)
-    engine = TransformersEngine(tiny_model, Decoding(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=42), chat.stop_ids, 0)
+    items, chosen = (
+        [Item(name, "Wie viel ist 9 + 9?", 18) for name in "abcdef"],
+        section(batch_size=4, max_tokens=12),
+    )
+    engine = TransformersEngine(
+        tiny_model,
+        Decoding(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=42),
+        chat.stop_ids,
+        0,
+    )
 
     def ids(policy: str, step: int) -> dict[str, list[int]]:
-        return {answer.item: answer.ids for batch in retention.answers(engine, chat, items, chosen, policy, step) for answer in batch}
+        return {
+            answer.item: answer.ids
+            for batch in retention.answers(engine, chat, items, chosen, policy, step)
+            for answer in batch
+        }
 
     start, candidate = ids("baseline", 0), ids("x/seed-1", 32)
     assert [item for item, found in start.items() if candidate[item] != found] == []
-    assert len({tuple(found) for found in start.values()}) == len(items), "items of the same text draw from streams of their own"
+    assert len({tuple(found) for found in start.values()}) == len(items), (
+        "items of the same text draw from streams of their own"
+    )
 
 
-def test_an_answer_cut_by_the_limit_is_no_strict_answer(chat: ChatProtocol, section: Callable[..., Retention]) -> None:
+def test_an_answer_cut_by_the_limit_is_no_strict_answer(
+    chat: ChatProtocol, section: Callable[..., Retention]
+) -> None:
     """Cut behind the closing tag: whether the policy would have stopped there is unknown."""
     text = "<answer>18</answer>"
     limit = len(encode_turn(chat, text)) - 1
     engine = ScriptedEngine(lambda _: encode_turn(chat, text), chat.stop_ids)
-    ((answer,),) = retention.answers(engine, chat, [Item("a", "?", 18)], section(max_tokens=limit), "baseline", 0)
-    assert (answer.finish, answer.strict, answer.correct, answer.flexible_correct) == ("length", None, False, True)
+    ((answer,),) = retention.answers(
+        engine, chat, [Item("a", "?", 18)], section(max_tokens=limit), "baseline", 0
+    )
+    assert (answer.finish, answer.strict, answer.correct, answer.flexible_correct) == (
+        "length",
+        None,
+        False,
+        True,
+    )
 
 
 def test_items_survive_writing(tmp_path: Path) -> None:

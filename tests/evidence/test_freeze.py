@@ -54,7 +54,9 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def frozen(given: Path, study: Study) -> Frozen:
     config = {name: sections(study)[name] for name in ("training", "decoding")}
     folders = {"tokenizer": (given / "model", TOKENIZER)}
-    write_json(given / "train.json", freeze("train", {"data": given / "tasks.jsonl"}, folders, config))
+    write_json(
+        given / "train.json", freeze("train", {"data": given / "tasks.jsonl"}, folders, config)
+    )
     return Frozen(given / "train.json")
 
 
@@ -62,13 +64,17 @@ def check(frozen: Frozen, given: Path) -> None:
     frozen.check({"data": given / "tasks.jsonl"}, {"tokenizer": given / "model"})
 
 
-def test_unchanged_inputs_pass_and_what_is_not_frozen_does_not_matter(frozen: Frozen, given: Path) -> None:
+def test_unchanged_inputs_pass_and_what_is_not_frozen_does_not_matter(
+    frozen: Frozen, given: Path
+) -> None:
     check(frozen, given)
     (given / "model/model.safetensors").write_text("a candidate's weights")
     check(frozen, given)
 
 
-def test_content_is_digests_and_sections_without_paths(frozen: Frozen, given: Path, study: Study) -> None:
+def test_content_is_digests_and_sections_without_paths(
+    frozen: Frozen, given: Path, study: Study
+) -> None:
     assert read_json(given / "train.json") == {
         "version": 1,
         "stage": "train",
@@ -89,7 +95,9 @@ def test_content_is_digests_and_sections_without_paths(frozen: Frozen, given: Pa
         (f"lib/{CODE}", FreezeError, rf"installed {CODE}: differs from {{freeze}}"),
     ],
 )
-def test_a_change_is_refused_by_name_with_both_digests(frozen: Frozen, given: Path, name: str, error: type[ValueError], label: str) -> None:
+def test_a_change_is_refused_by_name_with_both_digests(
+    frozen: Frozen, given: Path, name: str, error: type[ValueError], label: str
+) -> None:
     path = given / name
     expected = digest(path)
     path.write_text(path.read_text() + " ")
@@ -107,15 +115,21 @@ def test_a_change_is_refused_by_name_with_both_digests(frozen: Frozen, given: Pa
         (f"lib/{CODE}", f"installed {CODE}.*found no file"),
     ],
 )
-def test_a_missing_file_is_refused_by_name(frozen: Frozen, given: Path, name: str, found: str) -> None:
+def test_a_missing_file_is_refused_by_name(
+    frozen: Frozen, given: Path, name: str, found: str
+) -> None:
     (given / name).unlink()
     with pytest.raises((FreezeError, ManifestError), match=found.format(path=given / name)):
         check(frozen, given)
 
 
-def test_a_package_that_is_gone_is_named(frozen: Frozen, given: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_gone_is_named(
+    frozen: Frozen, given: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(FreezeError, match=r"package 'fakelib' is not installed, but fakelib/trainer\.py is frozen"):
+    with pytest.raises(
+        FreezeError, match=r"package 'fakelib' is not installed, but fakelib/trainer\.py is frozen"
+    ):
         check(frozen, given)
 
 
@@ -133,11 +147,15 @@ def test_sections_come_back_as_they_were(frozen: Frozen, study: Study) -> None:
         (lambda c: c["decoding"].pop("seed"), "seed: missing"),
     ],
 )
-def test_a_spoilt_section_is_refused_by_file_and_key(given: Path, frozen: Frozen, spoil: Callable[[dict], None], message: str) -> None:
+def test_a_spoilt_section_is_refused_by_file_and_key(
+    given: Path, frozen: Frozen, spoil: Callable[[dict], None], message: str
+) -> None:
     content = read_json(given / "train.json")
     spoil(content["config"])
     write_json(given / "train.json", content)
-    with pytest.raises(ConfigError, match=rf"(?s){given / 'train.json'}, section decoding is not valid.*{message}"):
+    with pytest.raises(
+        ConfigError, match=rf"(?s){given / 'train.json'}, section decoding is not valid.*{message}"
+    ):
         Frozen(given / "train.json").section("decoding", Decoding)
 
 
@@ -151,7 +169,11 @@ def test_real_upstream_files_are_installed(stage: str) -> None:
 def defining(thing: Any) -> set[str]:
     """Files that say what a class or function does, as `UPSTREAM` names them: of a class, those of its bases in the same libraries too."""
     modules = [part.__module__ for part in (thing.__mro__ if isinstance(thing, type) else [thing])]
-    return {f"{name.replace('.', '/')}.py" for name in modules if name.split(".")[0] in ("trl", "transformers", "peft")}
+    return {
+        f"{name.replace('.', '/')}.py"
+        for name in modules
+        if name.split(".")[0] in ("trl", "transformers", "peft")
+    }
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,11 @@ def test_digest_is_that_of_the_content(tmp_path: Path) -> None:
 
 def test_a_large_file_is_read_once(large: Path, reads: list[str], tmp_path: Path) -> None:
     first = remembered_sha256(large, tmp_path / "cache")
-    assert remembered_sha256(large, tmp_path / "cache") == first == hashlib.sha256(large.read_bytes()).hexdigest()
+    assert (
+        remembered_sha256(large, tmp_path / "cache")
+        == first
+        == hashlib.sha256(large.read_bytes()).hexdigest()
+    )
     assert len(reads) == 1
 
 
@@ -59,7 +63,9 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_time(large: Path, tmp_
     assert remembered_sha256(large, tmp_path / "file") == sha256(large)
 
 
-def test_fresh_hashing_ignores_what_is_remembered(large: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_fresh_hashing_ignores_what_is_remembered(
+    large: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(hashing, "_CACHE", tmp_path / "cache")
     monkeypatch.setattr(hashing.remembered_sha256, "__defaults__", (tmp_path / "cache",))
     for _ in range(2):
@@ -71,4 +77,7 @@ def test_every_file_below_a_folder_is_hashed_by_relative_name(tmp_path: Path) ->
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/b").write_bytes(b"b")
     (tmp_path / "a").write_bytes(b"a")
-    assert hash_files(tmp_path) == {"a": hashlib.sha256(b"a").hexdigest(), "sub/b": hashlib.sha256(b"b").hexdigest()}
+    assert hash_files(tmp_path) == {
+        "a": hashlib.sha256(b"a").hexdigest(),
+        "sub/b": hashlib.sha256(b"b").hexdigest(),
+    }

@@ -13,7 +13,12 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
 def look(
-    ledger: Path, policy: str = "pilot/seed-1", study: str = "demo", split: str = "s1", model: str = "m1", manifest: str = "e1"
+    ledger: Path,
+    policy: str = "pilot/seed-1",
+    study: str = "demo",
+    split: str = "s1",
+    model: str = "m1",
+    manifest: str = "e1",
 ) -> bool:
     return record(ledger, study, policy, split=split, model=model, manifest=manifest)
 
@@ -27,11 +32,27 @@ def test_a_look_is_recorded_once(ledger: Path) -> None:
     assert look(ledger)
     assert not look(ledger), "the same job again is the same look"
     (found,) = looks(ledger, "s1")
-    assert (found["study"], found["policy"], found["arm"], found["split"]) == ("demo", "pilot/seed-1", "pilot", "s1")
-    assert set(found) == {"study", "policy", "arm", "split", "model", "evaluation", "commit", "time"}
+    assert (found["study"], found["policy"], found["arm"], found["split"]) == (
+        "demo",
+        "pilot/seed-1",
+        "pilot",
+        "s1",
+    )
+    assert set(found) == {
+        "study",
+        "policy",
+        "arm",
+        "split",
+        "model",
+        "evaluation",
+        "commit",
+        "time",
+    }
 
 
-@pytest.mark.parametrize("change", [{"policy": "pilot/seed-2"}, {"study": "other"}, {"model": "m2"}, {"manifest": "e2"}])
+@pytest.mark.parametrize(
+    "change", [{"policy": "pilot/seed-2"}, {"study": "other"}, {"model": "m2"}, {"manifest": "e2"}]
+)
 def test_anything_else_is_another_look(ledger: Path, change: dict[str, str]) -> None:
     look(ledger)
     assert look(ledger, **change)
@@ -54,7 +75,10 @@ def test_writers_at_once_lose_nothing(ledger: Path) -> None:
         "import sys; from pathlib import Path; from agentrl.evidence.ledger import record\n"
         "for i in range(40): record(Path(sys.argv[1]), 'demo', f'arm/seed-{i}', split='s', model=sys.argv[2], manifest='e')"
     )
-    running = [subprocess.Popen([sys.executable, "-c", code, str(ledger), name], cwd=SCRIPTS) for name in ("a", "b", "a")]
+    running = [
+        subprocess.Popen([sys.executable, "-c", code, str(ledger), name], cwd=SCRIPTS)
+        for name in ("a", "b", "a")
+    ]
     assert [process.wait() for process in running] == [0, 0, 0]
     lines = [json.loads(line) for line in ledger.read_text(encoding="utf-8").splitlines()]
     assert len(lines) == 80, "two models, forty policies; the third writer repeated the first"

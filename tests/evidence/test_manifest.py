@@ -20,7 +20,14 @@ import pytest
 import agentrl
 from agentrl.evidence import files, hashing
 from agentrl.evidence import stage as stage_module
-from agentrl.evidence.files import ManifestError, check_files, dump, read_json, write_json, write_text
+from agentrl.evidence.files import (
+    ManifestError,
+    check_files,
+    dump,
+    read_json,
+    write_json,
+    write_text,
+)
 from agentrl.evidence.stage import hash_files, locked, open_stage, run_command
 
 SCRIPTS = Path(agentrl.__file__).parents[1]
@@ -59,7 +66,9 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
     assert not torn
 
 
-def test_a_crash_before_the_last_step_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_before_the_last_step_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def crash(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -79,7 +88,10 @@ def test_json_is_canonical_readable_and_strict(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("content", "defect"), [(None, "cannot be read"), (b'{"a": ', "not JSON"), (b"\xff\xfe", "not JSON")])
+@pytest.mark.parametrize(
+    ("content", "defect"),
+    [(None, "cannot be read"), (b'{"a": ', "not JSON"), (b"\xff\xfe", "not JSON")],
+)
 def test_unreadable_json_is_named(tmp_path: Path, content: bytes | None, defect: str) -> None:
     path = tmp_path / "f.json"
     if content is not None:
@@ -116,10 +128,17 @@ def test_changed_and_missing_files_are_named_with_both_digests(folder: Path) -> 
     (folder / "sub/c.txt").write_text("sub/C.txt")
     with pytest.raises(ManifestError) as caught:
         check_files(folder, recorded, "some/manifest.json")
-    for part in (folder / "sub/c.txt", "some/manifest.json", recorded["sub/c.txt"], digest(b"sub/C.txt")):
+    for part in (
+        folder / "sub/c.txt",
+        "some/manifest.json",
+        recorded["sub/c.txt"],
+        digest(b"sub/C.txt"),
+    ):
         assert str(part) in str(caught.value)
     (folder / "b.txt").unlink()
-    with pytest.raises(ManifestError, match=rf"{folder / 'b.txt'}: missing, but recorded in some/manifest.json"):
+    with pytest.raises(
+        ManifestError, match=rf"{folder / 'b.txt'}: missing, but recorded in some/manifest.json"
+    ):
         check_files(folder, recorded, "some/manifest.json")
 
 
@@ -132,15 +151,22 @@ def work(folder: Path, measured: dict[str, Any]) -> dict[str, Any]:
         (folder / "out.txt").write_text("output")
         stage.measured = measured
         stage.manifest({"data": source}, ["out.txt"], {"alpha": 0.05}, {"counts": {"n": 3}})
-    return {name: read_json(folder / f"{name}.json") for name in ("manifest", "provenance", "status")}
+    return {
+        name: read_json(folder / f"{name}.json") for name in ("manifest", "provenance", "status")
+    }
 
 
-def test_same_work_same_bytes_and_provenance_stays_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_work_same_bytes_and_provenance_stays_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = work(tmp_path / "here" / "stage", {"tokens_per_second": 11.5})
     monkeypatch.setattr(stage_module, "_now", lambda: "2031-01-01T00:00:00+00:00")
     monkeypatch.setattr(stage_module, "environment", lambda: {"commit": "0" * 40, "gpu": "another"})
     two = work(tmp_path / "elsewhere" / "moved" / "stage", {"tokens_per_second": 99.9})
-    paths = [tmp_path / "here/stage/manifest.json", tmp_path / "elsewhere/moved/stage/manifest.json"]
+    paths = [
+        tmp_path / "here/stage/manifest.json",
+        tmp_path / "elsewhere/moved/stage/manifest.json",
+    ]
     assert paths[0].read_bytes() == paths[1].read_bytes()
     assert one["provenance"] != two["provenance"]
     assert one["manifest"] == {
@@ -172,13 +198,17 @@ def test_status_tells_started_then_done(tmp_path: Path) -> None:
     assert status["seconds"] >= 0
 
 
-@pytest.mark.parametrize("error", [ManifestError("f.json: changed"), KeyboardInterrupt(), SystemExit("stop")])
+@pytest.mark.parametrize(
+    "error", [ManifestError("f.json: changed"), KeyboardInterrupt(), SystemExit("stop")]
+)
 def test_status_keeps_the_error_of_a_failed_stage(tmp_path: Path, error: BaseException) -> None:
     with pytest.raises(type(error)), open_stage(tmp_path, "compare.py"):
         raise error
     status = read_json(tmp_path / "status.json")
     assert status["state"] == "failed"
-    assert status["error"].startswith(f"{type(error).__module__}.".removeprefix("builtins.") + type(error).__name__)
+    assert status["error"].startswith(
+        f"{type(error).__module__}.".removeprefix("builtins.") + type(error).__name__
+    )
     assert str(error) in status["error"]
     assert not (tmp_path / "manifest.json").exists()
 
@@ -186,14 +216,34 @@ def test_status_keeps_the_error_of_a_failed_stage(tmp_path: Path, error: BaseExc
 def own_errors() -> dict[str, type[BaseException]]:
     """Every exception class that the library defines; two modules define none and need what is not installed here."""
     left = ("agentrl.engine.vllm", "agentrl.engine.static.attention")
-    names = [module.name for module in pkgutil.walk_packages(agentrl.__path__, "agentrl.") if module.name not in left]
-    members = [pair for name in names for pair in inspect.getmembers(importlib.import_module(name), inspect.isclass)]
-    return {name: c for name, c in members if issubclass(c, BaseException) and c.__module__.startswith("agentrl")}
+    names = [
+        module.name
+        for module in pkgutil.walk_packages(agentrl.__path__, "agentrl.")
+        if module.name not in left
+    ]
+    members = [
+        pair
+        for name in names
+        for pair in inspect.getmembers(importlib.import_module(name), inspect.isclass)
+    ]
+    return {
+        name: c
+        for name, c in members
+        if issubclass(c, BaseException) and c.__module__.startswith("agentrl")
+    }
 
 
 def test_every_error_of_ours_ends_a_command_in_one_line() -> None:
     found = own_errors()
-    assert {"ManifestError", "ConfigError", "FreezeError", "PolicyError", "WorkError", "BoundaryError", "EngineError"} <= set(found)
+    assert {
+        "ManifestError",
+        "ConfigError",
+        "FreezeError",
+        "PolicyError",
+        "WorkError",
+        "BoundaryError",
+        "EngineError",
+    } <= set(found)
     for kind in found.values():
         error = kind.__new__(kind)
         BaseException.__init__(error, "x.json: bad")
@@ -207,7 +257,14 @@ def test_every_error_of_ours_ends_a_command_in_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "bug", [ValueError("bug"), KeyError("bug"), RuntimeError("bug"), OSError("bug"), json.JSONDecodeError("bug", "", 0)]
+    "bug",
+    [
+        ValueError("bug"),
+        KeyError("bug"),
+        RuntimeError("bug"),
+        OSError("bug"),
+        json.JSONDecodeError("bug", "", 0),
+    ],
 )
 def test_bugs_keep_their_traceback(bug: Exception) -> None:
     def fail() -> None:
@@ -221,7 +278,16 @@ def test_bugs_keep_their_traceback(bug: Exception) -> None:
 def test_a_command_given_bad_input_says_so_in_one_line(tmp_path: Path) -> None:
     section = tmp_path / "tasks-dev.json"
     section.write_text("{")
-    command = [sys.executable, str(SCRIPTS / "generate_tasks.py"), "--section", section, "--split", "dev", "--out", tmp_path / "out"]
+    command = [
+        sys.executable,
+        str(SCRIPTS / "generate_tasks.py"),
+        "--section",
+        section,
+        "--split",
+        "dev",
+        "--out",
+        tmp_path / "out",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert re.fullmatch(rf"error: {section}: not JSON .*\n", done.stderr)
@@ -246,7 +312,9 @@ with locked({folder!r}):
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that holds the lock on `tmp_path/work` until it is told to end."""
     code = HOLDER.format(scripts=str(SCRIPTS), folder=str(tmp_path / "work"))
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     yield process
@@ -265,13 +333,17 @@ def free(folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("order", ["end", "remove"])
-def test_a_second_writer_waits_for_the_first(tmp_path: Path, holder: subprocess.Popen[str], order: str) -> None:
+def test_a_second_writer_waits_for_the_first(
+    tmp_path: Path, holder: subprocess.Popen[str], order: str
+) -> None:
     """Also where the first removes the folder at its end, as a finished training run does: the second locks the new one."""
     seen: dict[str, bool] = {}
 
     def second() -> None:
         with locked(tmp_path / "work"):
-            seen.update(written=(tmp_path / "work/written").exists(), exclusive=not free(tmp_path / "work"))
+            seen.update(
+                written=(tmp_path / "work/written").exists(), exclusive=not free(tmp_path / "work")
+            )
 
     waiting = threading.Thread(target=second)
     waiting.start()

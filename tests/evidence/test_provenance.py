@@ -39,20 +39,33 @@ def test_a_tag_is_no_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_apptainer_image_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "image.sif", "abc")
     monkeypatch.setenv("APPTAINER_CONTAINER", str(tmp_path / "image.sif"))
-    assert container(tmp_path)["digest"] == "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert (
+        container(tmp_path)["digest"]
+        == "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    )
     monkeypatch.setenv("APPTAINER_CONTAINER", str(tmp_path / "elsewhere.sif"))
     assert container(tmp_path)["digest"] == "unknown"
 
 
 def test_podman_tells_its_image(tmp_path: Path) -> None:
-    write(tmp_path / "run/.containerenv", f'engine="podman"\nimageid="{DIGEST.removeprefix("sha256:")}"\n')
+    write(
+        tmp_path / "run/.containerenv",
+        f'engine="podman"\nimageid="{DIGEST.removeprefix("sha256:")}"\n',
+    )
     assert container(tmp_path)["digest"] == DIGEST
 
 
 @pytest.mark.parametrize(
-    ("file", "text"), [(".dockerenv", ""), ("run/.containerenv", ""), ("proc/1/cgroup", "0::/kubepods/besteffort/pod1\n")]
+    ("file", "text"),
+    [
+        (".dockerenv", ""),
+        ("run/.containerenv", ""),
+        ("proc/1/cgroup", "0::/kubepods/besteffort/pod1\n"),
+    ],
 )
-def test_an_evident_container_without_an_image_is_unknown(tmp_path: Path, file: str, text: str) -> None:
+def test_an_evident_container_without_an_image_is_unknown(
+    tmp_path: Path, file: str, text: str
+) -> None:
     write(tmp_path / file, text)
     assert container(tmp_path)["digest"] == "unknown"
 

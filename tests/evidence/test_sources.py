@@ -15,14 +15,27 @@ import pytest
 from agentrl.evidence.sources import SCRIPTS, UNSEEN, closure, code_digest, code_params, meaning
 
 COMMANDS = sorted(path.name for path in SCRIPTS.glob("*.py"))
-LIBRARY = sorted(path for path in (SCRIPTS / "agentrl").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-LIGHT = ("compare.py", "summarize.py", "plan.py", "generate_tasks.py", "write_section.py", "show_study.py")
+LIBRARY = sorted(
+    path
+    for path in (SCRIPTS / "agentrl").rglob("*")
+    if path.is_file() and "__pycache__" not in path.parts
+)
+LIGHT = (
+    "compare.py",
+    "summarize.py",
+    "plan.py",
+    "generate_tasks.py",
+    "write_section.py",
+    "show_study.py",
+)
 """Commands that must start in a moment."""
 
 
 def sources_of(scripts: Path) -> ModuleType:
     """The module as another checkout would load it, with caches of its own."""
-    spec = importlib.util.spec_from_file_location("elsewhere", scripts / "agentrl/evidence/sources.py")
+    spec = importlib.util.spec_from_file_location(
+        "elsewhere", scripts / "agentrl/evidence/sources.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -33,7 +46,9 @@ def sources_of(scripts: Path) -> ModuleType:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A copy of scripts/ to edit."""
-    return Path(shutil.copytree(SCRIPTS, tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__")))
+    return Path(
+        shutil.copytree(SCRIPTS, tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    )
 
 
 @pytest.fixture
@@ -55,7 +70,9 @@ def tree(tmp_path: Path) -> Path:
         path = tmp_path / "scripts" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    shutil.copyfile(SCRIPTS / "agentrl/evidence/sources.py", tmp_path / "scripts/agentrl/evidence/sources.py")
+    shutil.copyfile(
+        SCRIPTS / "agentrl/evidence/sources.py", tmp_path / "scripts/agentrl/evidence/sources.py"
+    )
     return tmp_path / "scripts"
 
 
@@ -90,15 +107,37 @@ def test_params_name_each_file_with_the_start_of_its_digest() -> None:
 
 def test_closure_of_a_real_command() -> None:
     found = set(closure("compare.py"))
-    wanted = ("judgement/comparison.py", "judgement/settings.py", "statistics/paired.py", "rollout/trajectory.py", "evidence/stage.py")
+    wanted = (
+        "judgement/comparison.py",
+        "judgement/settings.py",
+        "statistics/paired.py",
+        "rollout/trajectory.py",
+        "evidence/stage.py",
+    )
     assert {"compare.py", "agentrl/__init__.py", *(f"agentrl/{name}" for name in wanted)} <= found
-    strangers = ("training/grpo.py", "policy/loading.py", "policy/merge.py", "report/summary.py", "tasks/families.py", "study/config.py")
+    strangers = (
+        "training/grpo.py",
+        "policy/loading.py",
+        "policy/merge.py",
+        "report/summary.py",
+        "tasks/families.py",
+        "study/config.py",
+    )
     assert not {"summarize.py", *(f"agentrl/{name}" for name in strangers)} & found
-    assert not any(name.endswith(".json") for name in found), "a comparison does not rest on the names of cities"
-    data = {f"agentrl/tasks/data/{path.name}" for path in (SCRIPTS / "agentrl/tasks/data").glob("*.json")}
+    assert not any(name.endswith(".json") for name in found), (
+        "a comparison does not rest on the names of cities"
+    )
+    data = {
+        f"agentrl/tasks/data/{path.name}"
+        for path in (SCRIPTS / "agentrl/tasks/data").glob("*.json")
+    }
     assert data <= set(closure("generate_tasks.py"))
     assert "agentrl/report/templates/summary.md.j2" in closure("summarize.py")
-    assert {"agentrl/engine/__init__.py", "agentrl/engine/transformers.py", "agentrl/training/grpo.py"} <= set(closure("train.py"))
+    assert {
+        "agentrl/engine/__init__.py",
+        "agentrl/engine/transformers.py",
+        "agentrl/training/grpo.py",
+    } <= set(closure("train.py"))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -119,9 +158,13 @@ SAME = {
     "blank lines": lambda text: text.replace("json\n", "json\n\n\n"),
     "double quotes": lambda text: text.replace("'x'", '"x"'),
     "parentheses": lambda text: text.replace("return a", "return (a)"),
-    "a call over several lines": lambda text: text.replace("f(a, b)", "f(\n        a,\n        b,\n    )"),
+    "a call over several lines": lambda text: text.replace(
+        "f(a, b)", "f(\n        a,\n        b,\n    )"
+    ),
     "a string in two parts": lambda text: text.replace('"one two"', '("one " "two")'),
-    "a deeper docstring": lambda text: text.replace("    Second line.", "        Second line.").replace('    """First', '    """First'),
+    "a deeper docstring": lambda text: text.replace(
+        "    Second line.", "        Second line."
+    ).replace('    """First', '    """First'),
 }
 OTHER = {
     "a word of a docstring": lambda text: text.replace("Second", "Another"),
@@ -164,7 +207,9 @@ def test_a_module_means_something_else(tree: Path, change: str) -> None:
 def test_another_width_of_the_formatter_means_the_same(checkout: Path, width: int) -> None:
     before = {command: sources_of(checkout).code_params(command) for command in COMMANDS}
     ruff = Path(sys.executable).with_name("ruff")
-    subprocess.run([ruff, "format", "--quiet", "--isolated", "--line-length", str(width), checkout], check=True)
+    subprocess.run(
+        [ruff, "format", "--quiet", "--isolated", "--line-length", str(width), checkout], check=True
+    )
     assert {command: sources_of(checkout).code_params(command) for command in COMMANDS} == before
 
 
@@ -177,12 +222,18 @@ def test_an_edit_anywhere_in_the_closure_changes_the_digest(checkout: Path, comm
         path.write_bytes(content + b"\n")
         after = sources_of(checkout).code_digest(command)
         path.write_bytes(content)
-        assert {file for file, found in json.loads(after).items() if found != json.loads(before)[file]} == {name}
+        assert {
+            file for file, found in json.loads(after).items() if found != json.loads(before)[file]
+        } == {name}
 
 
 def test_an_edit_elsewhere_does_not(checkout: Path) -> None:
     before = sources_of(checkout).code_digest("compare.py")
-    rest = [path for path in checkout.rglob("*") if path.is_file() and path.relative_to(checkout).as_posix() not in json.loads(before)]
+    rest = [
+        path
+        for path in checkout.rglob("*")
+        if path.is_file() and path.relative_to(checkout).as_posix() not in json.loads(before)
+    ]
     assert len(rest) > 10
     for path in rest:
         path.write_bytes(path.read_bytes() + b"\n")
@@ -203,13 +254,20 @@ def test_unknown_command_is_named() -> None:
 
 def test_files_that_imports_do_not_show_are_declared() -> None:
     """Every pattern matches, and every file of the library that is no module is matched."""
-    matched = {module: {path for pattern in patterns for path in SCRIPTS.glob(pattern)} for module, patterns in UNSEEN.items()}
+    matched = {
+        module: {path for pattern in patterns for path in SCRIPTS.glob(pattern)}
+        for module, patterns in UNSEEN.items()
+    }
     assert all((SCRIPTS / module).is_file() for module in matched)
     assert all(matched.values())
     assert {path for path in LIBRARY if path.suffix != ".py"} <= set().union(*matched.values())
 
 
-@pytest.mark.parametrize("path", [*SCRIPTS.glob("*.py"), *(path for path in LIBRARY if path.suffix == ".py")], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [*SCRIPTS.glob("*.py"), *(path for path in LIBRARY if path.suffix == ".py")],
+    ids=lambda path: path.stem,
+)
 def test_imports_are_absolute_and_static(path: Path) -> None:
     """What the closure relies on: it does not follow relative imports and cannot see those made from a string."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -242,12 +300,23 @@ def test_light_commands_never_import_torch_and_load_only_their_closure() -> None
         "json.dump([found, sorted({m.split('.')[0] for m in sys.modules})], sys.stdout)"
     )
     modules = ("statistics.paired", "judgement.comparison", "report.summary", "training.health")
-    names = [name.removesuffix(".py") for name in LIGHT] + [f"agentrl.{module}" for module in modules]
-    done = subprocess.run([sys.executable, "-c", code, str(SCRIPTS), *names], capture_output=True, text=True, check=True)
+    names = [name.removesuffix(".py") for name in LIGHT] + [
+        f"agentrl.{module}" for module in modules
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(SCRIPTS), *names],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     found, packages = json.loads(done.stdout)
     assert not {"torch", "transformers", "trl", "peft", "datasets"} & set(packages)
     for name, files in found.items():
         relative = {Path(file).relative_to(SCRIPTS).as_posix() for file in files}
         command = name.replace(".", "/") + ".py"
-        modules = {file for file in closure(command) if file.startswith("agentrl/") and file.endswith(".py")}
+        modules = {
+            file
+            for file in closure(command)
+            if file.startswith("agentrl/") and file.endswith(".py")
+        }
         assert relative == modules | {"agentrl/__init__.py"}

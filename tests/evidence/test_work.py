@@ -49,7 +49,9 @@ def test_a_run_resumed_by_another_engine_is_another_run(inputs: list[Path]) -> N
 
 
 @pytest.mark.parametrize("change", ["freeze", "arm", "seed", "code"])
-def test_another_run_works_elsewhere_and_leaves_the_first_alone(inputs: list[Path], monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+def test_another_run_works_elsewhere_and_leaves_the_first_alone(
+    inputs: list[Path], monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
     with folder(inputs) as first:
         (first.path / "episodes.jsonl").write_text("evidence")
     if change in ("freeze", "arm"):
@@ -66,17 +68,30 @@ def test_another_run_works_elsewhere_and_leaves_the_first_alone(inputs: list[Pat
 
 def test_moved_inputs_are_the_same_run(inputs: list[Path], tmp_path: Path) -> None:
     moved = [path.rename(tmp_path / path.name) for path in inputs]
-    assert WorkFolder(tmp_path, moved, 1, "train.py").path.name == WorkFolder(tmp_path, moved[::-1], 1, "train.py").path.name
+    assert (
+        WorkFolder(tmp_path, moved, 1, "train.py").path.name
+        == WorkFolder(tmp_path, moved[::-1], 1, "train.py").path.name
+    )
 
 
-@pytest.mark.parametrize(("name", "value"), [("seed", 7), ("train.json", "0" * 64), ("arm-pilot.json", None), ("extra", "x")])
-def test_a_folder_of_another_freeze_is_refused_by_what_differs(inputs: list[Path], name: str, value: object) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("seed", 7), ("train.json", "0" * 64), ("arm-pilot.json", None), ("extra", "x")],
+)
+def test_a_folder_of_another_freeze_is_refused_by_what_differs(
+    inputs: list[Path], name: str, value: object
+) -> None:
     with folder(inputs) as run:
         found = {**run.key, name: value}
-        write_json(run.path / KEY, {key: value for key, value in found.items() if value is not None})
+        write_json(
+            run.path / KEY, {key: value for key, value in found.items() if value is not None}
+        )
     with pytest.raises(WorkError) as caught:
         folder(inputs).__enter__()
-    assert f"{run.path}: work folder of another freeze ({name}: expected {run.key.get(name)}, found {value})" in str(caught.value)
+    assert (
+        f"{run.path}: work folder of another freeze ({name}: expected {run.key.get(name)}, found {value})"
+        in str(caught.value)
+    )
     write_json(run.path / KEY, run.key)
     with folder(inputs):  # the refusal has released the lock
         pass

@@ -29,7 +29,9 @@ def chosen(micro: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.rmtree(folder / STUDY / f"policies/{arm}/seed-3/agent-test")
     done = snakemake(folder, *SETTINGS, "--show-failed-logs")
     assert done.returncode == 0, done.stdout[-6000:]
-    ran = {name: int(count) for name, count in re.findall(r"^(\w+) +(\d+)$", done.stdout, re.MULTILINE)}
+    ran = {
+        name: int(count) for name, count in re.findall(r"^(\w+) +(\d+)$", done.stdout, re.MULTILINE)
+    }
     for rule in ("warmup", "train", "merge", "select", "statistics", "verify", "summary"):
         assert ran[rule] == 1, done.stdout
     return folder
@@ -46,41 +48,70 @@ def choice(folder: Path) -> tuple[str, str]:
 
 
 def test_the_best_arm_on_dev_is_chosen_and_no_other_sees_test(chosen: Path) -> None:
-    found, (best, passed_over) = read_json(chosen / STUDY / "selection/selection.json"), choice(chosen)
+    found, (best, passed_over) = (
+        read_json(chosen / STUDY / "selection/selection.json"),
+        choice(chosen),
+    )
     assert (found["compared"], found["placebos"]) == (2, ["placebo"])
     for arm, numbers in found["arms"].items():
         episodes = list(read(chosen / STUDY / f"policies/{arm}/seed-3/agent-dev/episodes.jsonl"))
         assert numbers["seed_means"] == [sum(e.outcome.strict for e in episodes) / 6]
     assert found["arms"][best]["mean"] >= found["arms"][passed_over]["mean"]
     policies = chosen / STUDY / "policies"
-    tested = sorted(path.parent.relative_to(policies).as_posix() for path in policies.glob("**/agent-test"))
+    tested = sorted(
+        path.parent.relative_to(policies).as_posix() for path in policies.glob("**/agent-test")
+    )
     assert tested == ["baseline", f"{best}/seed-3"]
     roles = read_json(chosen / STUDY / "statistics/manifest.json")["inputs"]
-    assert sorted(role for role in roles if role.endswith("agent-test")) == [f"{policy}/agent-test" for policy in tested]
+    assert sorted(role for role in roles if role.endswith("agent-test")) == [
+        f"{policy}/agent-test" for policy in tested
+    ]
 
 
 def test_verdict_and_summary_judge_the_chosen_arm_only(chosen: Path) -> None:
-    verdict, (best, passed_over) = read_json(chosen / STUDY / "statistics/verdict.json"), choice(chosen)
+    verdict, (best, passed_over) = (
+        read_json(chosen / STUDY / "statistics/verdict.json"),
+        choice(chosen),
+    )
     assert (list(verdict["rule"]), verdict["placebos"]) == ([best], {"placebo": "agent-dev"})
     text = (chosen / STUDY / "summary/summary.md").read_text(encoding="utf-8")
     assert f"- Chosen on dev among 2 arms: {best}, " in text
     assert "of the trained policies only its own saw test." in text
-    assert re.search(rf"^\| {passed_over} \| 1 \| agent-dev \| .* \| not chosen \|$", text, re.MULTILINE)
-    assert "\n| measure | pilot/seed-3 | placebo/seed-3 | warm/seed-3 |\n| --- | --- | --- | --- |\n| warm-up steps | 0 | 0 | 8 |\n" in text
+    assert re.search(
+        rf"^\| {passed_over} \| 1 \| agent-dev \| .* \| not chosen \|$", text, re.MULTILINE
+    )
+    assert (
+        "\n| measure | pilot/seed-3 | placebo/seed-3 | warm/seed-3 |\n| --- | --- | --- | --- |\n| warm-up steps | 0 | 0 | 8 |\n"
+        in text
+    )
 
 
 def test_training_began_where_the_warm_up_ended(chosen: Path) -> None:
     """The first group is sampled by the warmed-up policy, and KL against the start policy is not zero at the first step."""
     folder = chosen / STUDY / "arms/warm/seed-3"
-    manifests = {stage: read_json(folder / stage / "manifest.json") for stage in ("warmup", "train")}
-    assert manifests["warmup"]["demonstrations"] == len(list(read(folder / "warmup/demonstrations.jsonl"))) == 16
+    manifests = {
+        stage: read_json(folder / stage / "manifest.json") for stage in ("warmup", "train")
+    }
+    assert (
+        manifests["warmup"]["demonstrations"]
+        == len(list(read(folder / "warmup/demonstrations.jsonl")))
+        == 16
+    )
     assert manifests["warmup"]["outputs"].keys() == {
         "adapter/adapter_config.json", "adapter/adapter_model.safetensors", "demonstrations.jsonl",
     }  # fmt: skip
     assert "warmup" in manifests["train"]["inputs"]
-    steps = [json.loads(line) for line in (folder / "train/steps.jsonl").read_text(encoding="utf-8").splitlines()]
+    steps = [
+        json.loads(line)
+        for line in (folder / "train/steps.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert steps[0]["kl"] > 1e-3
-    others = [json.loads(line) for line in (chosen / STUDY / "arms/pilot/seed-3/train/steps.jsonl").read_text("utf-8").splitlines()]
+    others = [
+        json.loads(line)
+        for line in (chosen / STUDY / "arms/pilot/seed-3/train/steps.jsonl")
+        .read_text("utf-8")
+        .splitlines()
+    ]
     assert others[0]["kl"] == pytest.approx(0, abs=1e-6)
 
 
@@ -103,7 +134,10 @@ def other_words(study: Path) -> None:
     lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
     record = json.loads(lines[0])
     record["segments"][1]["ids"].pop()
-    file.write_text(json.dumps(record, separators=(",", ":"), sort_keys=True) + "\n" + "".join(lines[1:]), encoding="utf-8")
+    file.write_text(
+        json.dumps(record, separators=(",", ":"), sort_keys=True) + "\n" + "".join(lines[1:]),
+        encoding="utf-8",
+    )
 
 
 def edit(file: Path, change: Callable[[dict], dict]) -> None:
@@ -115,7 +149,12 @@ def edit(file: Path, change: Callable[[dict], dict]) -> None:
     [
         (wrong_choice, "statistics", "selection/selection.json", "chosen"),
         (fewer_compared, "statistics", "selection/selection.json", "compared"),
-        (other_words, "segments", "arms/warm/seed-3/warmup/demonstrations.jsonl", "segments[1].finish"),
+        (
+            other_words,
+            "segments",
+            "arms/warm/seed-3/warmup/demonstrations.jsonl",
+            "segments[1].finish",
+        ),
     ],
 )
 def test_changed_evidence_is_named(

@@ -24,7 +24,9 @@ def changed(**values: Any) -> Plan:
 def test_the_pilot_s_design() -> None:
     found = plan(PILOT)
     assert found["test"] == "mcnemar-exact"
-    assert found["sentences"][0].startswith("32 items, 1 trial, 1 seed: significance takes at least 6 wins to 0 losses")
+    assert found["sentences"][0].startswith(
+        "32 items, 1 trial, 1 seed: significance takes at least 6 wins to 0 losses"
+    )
     assert found["false_alarms"] == {"0.046875": pytest.approx(0.38, abs=0.005)}
     assert found["power"] == mcnemar_power(32, 0.1, 0.2)
     assert found["strong_enough"] is False
@@ -53,7 +55,10 @@ def test_more_arms_take_a_smaller_level_and_placebos_none() -> None:
 def test_a_weak_design_is_refused_only_where_asked() -> None:
     found = plan(PILOT)
     refuse_weak(PILOT, found)
-    with pytest.raises(PlanError, match=r"too weak to train: power 11%, wanted 80% for 10\.0 points\. To find 10\.0 points"):
+    with pytest.raises(
+        PlanError,
+        match=r"too weak to train: power 11%, wanted 80% for 10\.0 points\. To find 10\.0 points",
+    ):
         refuse_weak(changed(refuse_weak=True), found)
     refuse_weak(changed(refuse_weak=True), plan(changed(items=400)))
 
@@ -63,7 +68,9 @@ def test_hours_come_from_finished_stages_of_this_study(tmp_path: Path) -> None:
     assert forecast(tmp_path, jobs) == "GPU hours: no record yet."
     write_json(tmp_path / "arms/pilot/seed-1/train/status.json", {"state": "done", "seconds": 3600})
     write_json(tmp_path / "arms/pilot/seed-2/train/status.json", {"state": "failed", "seconds": 9})
-    write_json(tmp_path / "policies/baseline/agent-test/status.json", {"state": "done", "seconds": 1200})
+    write_json(
+        tmp_path / "policies/baseline/agent-test/status.json", {"state": "done", "seconds": 1200}
+    )
     assert forecast(tmp_path, jobs) == (
         "GPU hours: about 3.00 for 2 runs and all evaluations, by the mean of recorded stages, retention not counted (no record yet)."
     )

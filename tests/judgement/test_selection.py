@@ -11,13 +11,19 @@ Scores = dict[tuple[str, str], pd.DataFrame]
 
 
 def table(right: int, items: int = 8) -> pd.DataFrame:
-    return pd.DataFrame([(f"dev-{n}", 0, int(n < right)) for n in range(items)], columns=["item", "trial", "score"])
+    return pd.DataFrame(
+        [(f"dev-{n}", 0, int(n < right)) for n in range(items)], columns=["item", "trial", "score"]
+    )
 
 
 def dev(**successes: list[int]) -> Scores:
     """Baseline 1 of 8; per arm the successes of every seed."""
     scores = {("baseline", "agent-dev"): table(1)}
-    return scores | {(f"{arm}/seed-{i}", "agent-dev"): table(n) for arm, found in successes.items() for i, n in enumerate(found)}
+    return scores | {
+        (f"{arm}/seed-{i}", "agent-dev"): table(n)
+        for arm, found in successes.items()
+        for i, n in enumerate(found)
+    }
 
 
 def test_the_highest_mean_over_seeds_is_chosen_and_everything_compared_is_recorded() -> None:
@@ -54,5 +60,8 @@ def test_test_scores_do_not_enter() -> None:
 
 
 def test_nothing_to_choose_from_is_refused() -> None:
-    with pytest.raises(SelectionError, match=r"no arm to choose from on agent-dev: found \['luck'\], placebos \['luck'\]"):
+    with pytest.raises(
+        SelectionError,
+        match=r"no arm to choose from on agent-dev: found \['luck'\], placebos \['luck'\]",
+    ):
         choose_arm(dev(luck=[8]), ["luck"])

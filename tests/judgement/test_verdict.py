@@ -18,9 +18,15 @@ AGENT, RETENTION = "agent-test", "retention"
 FIVE = (1, 2, 3, 4, 5)
 
 
-def table(right: Sequence[bool] | np.ndarray, name: str = "item-{:03d}", trials: int = 1) -> pd.DataFrame:
+def table(
+    right: Sequence[bool] | np.ndarray, name: str = "item-{:03d}", trials: int = 1
+) -> pd.DataFrame:
     """Every trial of an item has the same score."""
-    rows = [(name.format(n), trial, int(value)) for n, value in enumerate(right, 1) for trial in range(trials)]
+    rows = [
+        (name.format(n), trial, int(value))
+        for n, value in enumerate(right, 1)
+        for trial in range(trials)
+    ]
     return pd.DataFrame(rows, columns=["item", "trial", "score"])
 
 
@@ -28,7 +34,13 @@ def first(successes: int, items: int = ITEMS) -> np.ndarray:
     return np.arange(items) < successes
 
 
-def study(seeds: Sequence[int] = FIVE, gain: int = 30, placebo: int | None = 0, lost: int = 0, **further: int) -> dict[str, Any]:
+def study(
+    seeds: Sequence[int] = FIVE,
+    gain: int = 30,
+    placebo: int | None = 0,
+    lost: int = 0,
+    **further: int,
+) -> dict[str, Any]:
     """Baseline 12 of 60 and 200 of 250; every seed of an arm gains `gain` items, one more or less by seed.
 
     Args:
@@ -38,7 +50,10 @@ def study(seeds: Sequence[int] = FIVE, gain: int = 30, placebo: int | None = 0, 
         lost: items of retention that `pilot` loses.
         further: gains of further arms.
     """
-    scores = {("baseline", AGENT): table(first(12)), ("baseline", RETENTION): table(first(200, KEPT))}
+    scores = {
+        ("baseline", AGENT): table(first(12)),
+        ("baseline", RETENTION): table(first(200, KEPT)),
+    }
     gains = {"pilot": gain, **({} if placebo is None else {"placebo": placebo}), **further}
     candidates = {arm: [f"{arm}/seed-{seed}" for seed in seeds] for arm in gains}
     for arm, names in candidates.items():
@@ -58,7 +73,9 @@ def test_the_rule_holds() -> None:
     assert found["rule"] == {"pilot": {"improved": True, "missing": []}}
     arm = found["arms"]["pilot"][AGENT]
     assert arm["difference"] == pytest.approx((30 + 2 / 5) / ITEMS)
-    assert arm["two_way"]["seed_means"] == pytest.approx([30 / 60, 31 / 60, 30 / 60, 31 / 60, 30 / 60])
+    assert arm["two_way"]["seed_means"] == pytest.approx(
+        [30 / 60, 31 / 60, 30 / 60, 31 / 60, 30 / 60]
+    )
     assert arm["two_way"]["inferential"] is True
     assert arm["holm_p"] == arm["two_way"]["p"] < 0.05
     assert arm["item_p"] is None
@@ -102,7 +119,9 @@ def test_one_seed_is_judged_over_items_only_and_says_so() -> None:
     arm = study(seeds=(7,), gain=8)["arms"]["pilot"][AGENT]
     assert (arm["item_p"], arm["holm_p"]) == (2 * 0.5**8, None)
     assert arm["two_way"]["interval"]["method"] == "item-t"
-    assert arm["two_way"]["note"].startswith("One training seed: covers the choice of items with their trials only.")
+    assert arm["two_way"]["note"].startswith(
+        "One training seed: covers the choice of items with their trials only."
+    )
     assert gained(arm, 0.05)
 
 
@@ -111,19 +130,28 @@ def test_a_placebo_of_one_seed_that_gained_over_items_is_named() -> None:
 
 
 def test_a_gain_without_any_variation_counts_as_the_placebo_s_gain_but_not_as_the_arm_s() -> None:
-    scores = {("baseline", AGENT): table([False] * 4), ("baseline", RETENTION): table(first(200, KEPT))}
+    scores = {
+        ("baseline", AGENT): table([False] * 4),
+        ("baseline", RETENTION): table(first(200, KEPT)),
+    }
     names = {arm: [f"{arm}/seed-{seed}" for seed in FIVE] for arm in ("pilot", "placebo")}
     for name in (name for found in names.values() for name in found):
         scores |= {(name, AGENT): table([True] * 4), (name, RETENTION): table(first(200, KEPT))}
     found = judge(scores, ["placebo"], SETTINGS)
-    assert found["rule"]["pilot"]["missing"] == ["no p value over seeds: nothing varies", "placebo placebo gained +100.0 points"]
+    assert found["rule"]["pilot"]["missing"] == [
+        "no p value over seeds: nothing varies",
+        "placebo placebo gained +100.0 points",
+    ]
 
 
 def test_retention_stands_with_and_without_contradicted_items() -> None:
     right = first(40, 64)
     worse = right.copy()
     worse[[0, 53]] = False  # item 54 is contradicted, and wrong before as well
-    scores = {("baseline", RETENTION): table(right, "mgsm-de-{:03d}"), ("pilot/seed-1", RETENTION): table(worse, "mgsm-de-{:03d}")}
+    scores = {
+        ("baseline", RETENTION): table(right, "mgsm-de-{:03d}"),
+        ("pilot/seed-1", RETENTION): table(worse, "mgsm-de-{:03d}"),
+    }
     scores |= {(name, AGENT): table(first(4)) for name in ("baseline", "pilot/seed-1")}
     found = judge(scores, [], SETTINGS)["arms"]["pilot"][RETENTION]
     assert found["difference"] == pytest.approx(-1 / 64)
@@ -139,23 +167,33 @@ def test_pass_hat_k_of_every_policy_up_to_the_trials() -> None:
     agent = pd.DataFrame(rows, columns=["item", "trial", "score"])
     scores = {(name, AGENT): agent for name in ("baseline", "pilot/seed-1")}
     found = judge(scores, [], SETTINGS)
-    assert found["pass_hat_k"] == {name: {AGENT: {"1": 0.75, "2": 0.5}} for name in ("baseline", "pilot/seed-1")}
+    assert found["pass_hat_k"] == {
+        name: {AGENT: {"1": 0.75, "2": 0.5}} for name in ("baseline", "pilot/seed-1")
+    }
     assert "retention was not evaluated" in found["rule"]["pilot"]["missing"]
 
 
 def test_several_trials_of_one_seed_are_tested_by_sign_flips() -> None:
-    scores = {("baseline", AGENT): table(first(4), trials=2), ("pilot/seed-1", AGENT): table(first(10), trials=2)}
+    scores = {
+        ("baseline", AGENT): table(first(4), trials=2),
+        ("pilot/seed-1", AGENT): table(first(10), trials=2),
+    }
     found = judge(scores, [], SETTINGS)["arms"]["pilot"][AGENT]
     assert (found["trials"], found["item_p"]) == (2, pytest.approx(2 / 2**6))
 
 
 def test_arms_that_a_choice_passed_over_are_not_judged_and_the_placebo_is_watched_on_dev() -> None:
     dev = "agent-dev"
-    scores = {("baseline", m): table(first(12)) for m in (dev, AGENT)} | {("baseline", RETENTION): table(first(200, KEPT))}
+    scores = {("baseline", m): table(first(12)) for m in (dev, AGENT)} | {
+        ("baseline", RETENTION): table(first(200, KEPT))
+    }
     for arm, gain in {"pilot": 30, "other": 20, "placebo": 0}.items():
         for index, seed in enumerate(FIVE):
             name = f"{arm}/seed-{seed}"
-            scores |= {(name, dev): table(first(12 + gain + index % 2)), (name, RETENTION): table(first(200, KEPT))}
+            scores |= {
+                (name, dev): table(first(12 + gain + index % 2)),
+                (name, RETENTION): table(first(200, KEPT)),
+            }
             if arm == "pilot":
                 scores[name, AGENT] = table(first(12 + gain + index % 2))
     found = judge(scores, ["placebo"], SETTINGS)
@@ -164,7 +202,9 @@ def test_arms_that_a_choice_passed_over_are_not_judged_and_the_placebo_is_watche
     assert sorted(found["arms"]["other"]) == [dev, RETENTION]
     pilot = found["arms"]["pilot"][AGENT]
     assert pilot["holm_p"] == pilot["two_way"]["p"], "one arm is judged, so nothing is corrected"
-    assert found["arms"]["pilot"][dev]["holm_p"] > found["arms"]["pilot"][dev]["two_way"]["p"], "on dev two arms are compared"
+    assert found["arms"]["pilot"][dev]["holm_p"] > found["arms"]["pilot"][dev]["two_way"]["p"], (
+        "on dev two arms are compared"
+    )
 
 
 def test_test_is_judged_where_it_was_evaluated() -> None:

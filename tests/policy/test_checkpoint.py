@@ -12,7 +12,14 @@ from agentrl.evidence.hashing import hash_files
 from agentrl.policy.files import INDEX, files, start_params, weight_files
 
 START = Path(__file__).parents[1] / "data/start"
-LOADED = ["chat_template.jinja", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+LOADED = [
+    "chat_template.jinja",
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+]
 
 
 @pytest.fixture
@@ -29,7 +36,15 @@ def record(project: Path, linked: str) -> Path:
     folder.mkdir(parents=True)
     (folder / "model").symlink_to(os.path.relpath(project / linked, folder))
     digests = hash_files(project / "models/start", LOADED)
-    write_json(folder / "manifest.json", {"outputs": {"tokenizer/x": "0", **{f"model/{name}": value for name, value in digests.items()}}})
+    write_json(
+        folder / "manifest.json",
+        {
+            "outputs": {
+                "tokenizer/x": "0",
+                **{f"model/{name}": value for name, value in digests.items()},
+            }
+        },
+    )
     return folder
 
 
@@ -40,7 +55,11 @@ def test_only_what_would_be_loaded_counts(project: Path) -> None:
 
 
 def test_an_index_names_the_weights(tmp_path: Path) -> None:
-    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "2.safetensors", "b": "1.safetensors", "c": "2.safetensors"}}))
+    (tmp_path / INDEX).write_text(
+        json.dumps(
+            {"weight_map": {"a": "2.safetensors", "b": "1.safetensors", "c": "2.safetensors"}}
+        )
+    )
     (tmp_path / "1.safetensors").touch()
     assert weight_files(tmp_path) == ["1.safetensors", "2.safetensors"]
     assert files(tmp_path) == ["1.safetensors", INDEX]

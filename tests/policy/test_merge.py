@@ -48,7 +48,9 @@ class Merge:
 def adapt(model: Qwen3ForCausalLM, folder: Path, targets: tuple[str, ...] = PROJECTIONS) -> None:
     """An adapter whose B is not zero, as after training."""
     torch.manual_seed(1)
-    adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=list(targets), task_type="CAUSAL_LM"))
+    adapted = get_peft_model(
+        model, LoraConfig(r=4, lora_alpha=8, target_modules=list(targets), task_type="CAUSAL_LM")
+    )
     for name, tensor in adapted.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(tensor, std=0.05)
@@ -57,24 +59,34 @@ def adapt(model: Qwen3ForCausalLM, folder: Path, targets: tuple[str, ...] = PROJ
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def made(
-    request: pytest.FixtureRequest, study: Study, tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    study: Study,
+    tokenizer: PreTrainedTokenizerFast,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Merge:
     """A tied random model, merged; do not edit."""
     root = tmp_path_factory.mktemp(request.param)
-    shape = study.demo_policy.architecture.model_copy(update={"hidden": 32, "heads": 2, "kv_heads": 1, "head_dim": 16, "mlp": 64})
+    shape = study.demo_policy.architecture.model_copy(
+        update={"hidden": 32, "heads": 2, "kv_heads": 1, "head_dim": 16, "mlp": 64}
+    )
     model = new_model(shape, tokenizer, seed=0).to(getattr(torch, request.param))
     found = Merge(root / "start", root / "adapter", root / "merged", request.param)
     model.save_pretrained(found.start)
     tokenizer.save_pretrained(found.start)
     adapt(model.float(), found.adapter)
-    assert merge(found.start, found.adapter, found.merged) == request.param, "stored as the start is"
+    assert merge(found.start, found.adapter, found.merged) == request.param, (
+        "stored as the start is"
+    )
     return found
 
 
 @pytest.fixture
 def copied(made: Merge, tmp_path: Path) -> Merge:
     """Copies to spoil."""
-    folders = [Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in (made.start, made.adapter, made.merged)]
+    folders = [
+        Path(shutil.copytree(folder, tmp_path / folder.name))
+        for folder in (made.start, made.adapter, made.merged)
+    ]
     return Merge(*folders, made.dtype)
 
 
@@ -89,12 +101,18 @@ def test_a_true_merge_passes_and_is_counted(made: Merge) -> None:
 
 def test_every_weight_is_the_formula_rounded_once(made: Merge) -> None:
     """W' = W + (alpha / r) B A in float32, then the start's dtype."""
-    before, after, lora = load_file(made.start / WEIGHTS), load_file(made.merged / WEIGHTS), load_file(made.adapter / ADAPTER)
+    before, after, lora = (
+        load_file(made.start / WEIGHTS),
+        load_file(made.merged / WEIGHTS),
+        load_file(made.adapter / ADAPTER),
+    )
     for name in targeted(made.adapter):
         prefix = f"base_model.model.{name.removesuffix('.weight')}"
         delta = 8 / 4 * lora[f"{prefix}.lora_B.weight"] @ lora[f"{prefix}.lora_A.weight"]
         expected = (before[name].float() + delta).to(getattr(torch, made.dtype))
-        torch.testing.assert_close(after[name], expected, atol=1e-6, rtol=1e-6 if made.dtype == "float32" else 2**-8)
+        torch.testing.assert_close(
+            after[name], expected, atol=1e-6, rtol=1e-6 if made.dtype == "float32" else 2**-8
+        )
 
 
 def test_targets_come_from_the_adapter_s_own_tensors(made: Merge) -> None:
@@ -172,7 +190,9 @@ def untargeted_nan(tensors: Tensors, start: Tensors) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_wrong_tensor_is_named(copied: Merge, change: Callable[[Tensors, Tensors], None], message: str) -> None:
+def test_a_wrong_tensor_is_named(
+    copied: Merge, change: Callable[[Tensors, Tensors], None], message: str
+) -> None:
     start = load_file(copied.start / WEIGHTS)
     copied.spoil(lambda tensors: change(tensors, start))
     with pytest.raises(MergeError, match=f"{copied.merged}.*{message}"):
@@ -181,7 +201,12 @@ def test_a_wrong_tensor_is_named(copied: Merge, change: Callable[[Tensors, Tenso
 
 @pytest.mark.parametrize("part", ["A", "B"])
 def test_an_unpaired_adapter_tensor_is_named(copied: Merge, part: str) -> None:
-    copied.spoil(lambda tensors: tensors.pop(f"base_model.model.{TARGET.removesuffix('.weight')}.lora_{part}.weight"), "adapter")
+    copied.spoil(
+        lambda tensors: tensors.pop(
+            f"base_model.model.{TARGET.removesuffix('.weight')}.lora_{part}.weight"
+        ),
+        "adapter",
+    )
     with pytest.raises(MergeError, match=f"{TARGET} has not exactly one A and one B"):
         copied.audit()
 
@@ -189,17 +214,31 @@ def test_an_unpaired_adapter_tensor_is_named(copied: Merge, part: str) -> None:
 def test_a_target_that_the_start_does_not_store_is_named(copied: Merge) -> None:
     def stray(tensors: Tensors) -> None:
         for part in "AB":
-            tensors[f"base_model.model.model.layers.9.mlp.up_proj.lora_{part}.weight"] = torch.zeros(2, 2)
+            tensors[f"base_model.model.model.layers.9.mlp.up_proj.lora_{part}.weight"] = (
+                torch.zeros(2, 2)
+            )
 
     copied.spoil(stray, "adapter")
-    with pytest.raises(MergeError, match=r"targets model\.layers\.9\.mlp\.up_proj\.weight, which the start does not store"):
+    with pytest.raises(
+        MergeError,
+        match=r"targets model\.layers\.9\.mlp\.up_proj\.weight, which the start does not store",
+    ):
         copied.audit()
 
 
-def test_an_adapter_of_fewer_projections_must_leave_the_others(copied: Merge, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_an_adapter_of_fewer_projections_must_leave_the_others(
+    copied: Merge, tokenizer: PreTrainedTokenizerFast
+) -> None:
     shutil.rmtree(copied.adapter)
-    adapt(AutoModelForCausalLM.from_pretrained(copied.start, dtype=torch.float32), copied.adapter, targets=("q_proj", "v_proj"))
-    with pytest.raises(MergeError, match=r"model\.layers\.0\.mlp\.down_proj\.weight changed although nothing targets it"):
+    adapt(
+        AutoModelForCausalLM.from_pretrained(copied.start, dtype=torch.float32),
+        copied.adapter,
+        targets=("q_proj", "v_proj"),
+    )
+    with pytest.raises(
+        MergeError,
+        match=r"model\.layers\.0\.mlp\.down_proj\.weight changed although nothing targets it",
+    ):
         copied.audit()
     merge(copied.start, copied.adapter, copied.merged)
     assert copied.audit()["changed"] == 4
@@ -207,7 +246,12 @@ def test_an_adapter_of_fewer_projections_must_leave_the_others(copied: Merge, to
 
 def shrink(made: Merge, factor: float) -> None:
     """An update `factor` times as large, merged."""
-    made.spoil(lambda tensors: [tensor.mul_(factor) for name, tensor in tensors.items() if "lora_B" in name], "adapter")
+    made.spoil(
+        lambda tensors: [
+            tensor.mul_(factor) for name, tensor in tensors.items() if "lora_B" in name
+        ],
+        "adapter",
+    )
     merge(made.start, made.adapter, made.merged)
 
 
@@ -228,7 +272,10 @@ def test_an_update_below_the_rounding_is_lost_and_said_to_be(copied: Merge) -> N
 
 def test_what_evaluation_rounds_away_counts_as_lost(copied: Merge) -> None:
     """A start stored in float32 whose numbers are bfloat16's, as a converted checkpoint's: merged in float32, evaluated in bfloat16."""
-    copied.spoil(lambda tensors: [tensor.copy_(tensor.to(torch.bfloat16)) for tensor in tensors.values()], "start")
+    copied.spoil(
+        lambda tensors: [tensor.copy_(tensor.to(torch.bfloat16)) for tensor in tensors.values()],
+        "start",
+    )
     shrink(copied, 3e-4)
     lost = audit(copied.start, copied.adapter, copied.merged, "bfloat16")
     assert lost["update_kept"] < 0.5
@@ -243,7 +290,9 @@ def test_a_part_of_an_update_is_measured_as_a_part(copied: Merge) -> None:
     def halve(tensors: Tensors) -> None:
         start = load_file(copied.start / WEIGHTS)
         for name in targeted(copied.adapter):
-            tensors[name] = ((tensors[name].float() + start[name].float()) / 2).to(tensors[name].dtype)
+            tensors[name] = ((tensors[name].float() + start[name].float()) / 2).to(
+                tensors[name].dtype
+            )
 
     copied.spoil(halve)
     assert copied.audit()["update_kept"] == pytest.approx(0.5, abs=0.01)
@@ -252,7 +301,10 @@ def test_a_part_of_an_update_is_measured_as_a_part(copied: Merge) -> None:
 def test_weights_stored_in_two_dtypes_are_refused(copied: Merge) -> None:
     other = torch.bfloat16 if copied.dtype == "float32" else torch.float32
     copied.spoil(lambda tensors: tensors.update({TARGET: tensors[TARGET].to(other)}), "start")
-    with pytest.raises(MergeError, match=r"targeted weights are stored as \['bfloat16', 'float32'\], expected one of"):
+    with pytest.raises(
+        MergeError,
+        match=r"targeted weights are stored as \['bfloat16', 'float32'\], expected one of",
+    ):
         merge(copied.start, copied.adapter, copied.merged)
 
 
@@ -268,7 +320,9 @@ def test_a_scaled_adapter_is_refused(copied: Merge) -> None:
     settings = json.loads(config.read_text())
     config.write_text(json.dumps(settings | {"lora_alpha": 80 * settings["lora_alpha"]}))
     copied.audit()
-    with pytest.raises(MergeError, match=rf"logits differ from base \+ adapter by .*, allowed .* in {copied.dtype}"):
+    with pytest.raises(
+        MergeError, match=rf"logits differ from base \+ adapter by .*, allowed .* in {copied.dtype}"
+    ):
         logit_gap(copied.start, copied.adapter, copied.merged, CONTEXTS, copied.dtype)
 
 

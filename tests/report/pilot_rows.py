@@ -132,7 +132,11 @@ RUNS = {
 def rows(text: str, title: str) -> dict[str, list[str]]:
     """Row name -> cells of the table below a heading; the head row too."""
     body = text.split(f"## {title}\n", 1)[1].split("\n## ")[0]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in body.splitlines() if line.startswith("|")]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in body.splitlines()
+        if line.startswith("|")
+    ]
     return {name: values for name, *values in cells if name != "---"}
 
 

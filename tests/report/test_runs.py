@@ -11,7 +11,13 @@ from agentrl.evidence.files import read_json, write_json
 from agentrl.report.runs import collect, notes, render
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-PACKAGES = {"torch": "2.9.0", "transformers": "5.1.0", "trl": "1.16.2", "peft": "0.20.0", "pandas": "3.0.0"}
+PACKAGES = {
+    "torch": "2.9.0",
+    "transformers": "5.1.0",
+    "trl": "1.16.2",
+    "peft": "0.20.0",
+    "pandas": "3.0.0",
+}
 LIGHT = {
     "commit": COMMIT, "dirty": False, "python": "3.12.3", "gpu": "none", "packages": PACKAGES, "seconds": 1.5, "peak_memory_mb": 90,
     "host": {"processor": "AMD EPYC", "cpus": 2}, "container": {"digest": "none", "source": "no sign of a container"},
@@ -29,13 +35,21 @@ MEASURES = ("agent-dev", "agent-test", "retention")
 def study(tmp_path: Path) -> Path:
     """Provenances of a study whose model stages ran on a GPU, and a leftover that its statistics do not know."""
     evaluated = [f"{policy}/{measure}" for policy in POLICIES for measure in MEASURES]
-    records: dict[str, dict[str, Any]] = {f"policies/{role}": GPU | {"generation_seconds": 1234.5} for role in evaluated}
-    records |= {"arms/pilot/seed-42/train": GPU | {"training_seconds": 37.9, "resumed_from_step": 0}, "policies/old/seed-1/retention": GPU}
+    records: dict[str, dict[str, Any]] = {
+        f"policies/{role}": GPU | {"generation_seconds": 1234.5} for role in evaluated
+    }
+    records |= {
+        "arms/pilot/seed-42/train": GPU | {"training_seconds": 37.9, "resumed_from_step": 0},
+        "policies/old/seed-1/retention": GPU,
+    }
     records |= dict.fromkeys(("start", "tasks/test", "statistics"), LIGHT)
     for name, record in records.items():
         write_json(tmp_path / name / "provenance.json", record)
         write_json(tmp_path / name / "manifest.json", {})
-    write_json(tmp_path / "statistics/manifest.json", {"inputs": dict.fromkeys(["section", *evaluated], "0" * 64)})
+    write_json(
+        tmp_path / "statistics/manifest.json",
+        {"inputs": dict.fromkeys(["section", *evaluated], "0" * 64)},
+    )
     return tmp_path
 
 
@@ -87,7 +101,9 @@ def test_each_environment_has_a_column(study: Path) -> None:
     assert stages["stage"] == ["environment", "seconds", "peak memory, MB", "peak GPU memory, MB"]
     assert stages["arms/pilot/seed-42/train"] == ["A", "161.25", "90", "19500"]
     assert stages["statistics"] == ["B", "1.5", "90", ""]
-    assert "- " not in text.split("## Seconds")[0].split("\n", 2)[2], "one clean commit: nothing to note"
+    assert "- " not in text.split("## Seconds")[0].split("\n", 2)[2], (
+        "one clean commit: nothing to note"
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,20 +137,34 @@ def test_several_commits_are_noted(study: Path, put: Callable[..., None]) -> Non
     assert notes(collect(study)) == ["NOTE: stages ran from 2 commits: 0123456789ab, ffffffffffff."]
 
 
-def test_a_resumed_training_says_what_its_seconds_are(study: Path, put: Callable[..., None]) -> None:
+def test_a_resumed_training_says_what_its_seconds_are(
+    study: Path, put: Callable[..., None]
+) -> None:
     put("arms/pilot/seed-42/train", GPU | {"training_seconds": 9.0, "resumed_from_step": 8})
-    assert notes(collect(study)) == ["Resumed, so that its seconds are those of the last process only: arms/pilot/seed-42/train (step 8)."]
+    assert notes(collect(study)) == [
+        "Resumed, so that its seconds are those of the last process only: arms/pilot/seed-42/train (step 8)."
+    ]
 
 
-def test_a_baseline_that_was_taken_over_has_the_seconds_of_the_study_that_sampled_it(study: Path, put: Callable[..., None]) -> None:
+def test_a_baseline_that_was_taken_over_has_the_seconds_of_the_study_that_sampled_it(
+    study: Path, put: Callable[..., None]
+) -> None:
     earlier = GPU | {"generation_seconds": 77.0, "seconds": 99.0}
-    put("policies/baseline/retention", LIGHT | {"adopted": {"study": "earlier", "manifest": "0" * 64, "provenance": earlier}})
-    put("policies/baseline/agent-dev", LIGHT | {"adopted": {"study": "earlier", "manifest": "0" * 64, "provenance": None}})
+    put(
+        "policies/baseline/retention",
+        LIGHT | {"adopted": {"study": "earlier", "manifest": "0" * 64, "provenance": earlier}},
+    )
+    put(
+        "policies/baseline/agent-dev",
+        LIGHT | {"adopted": {"study": "earlier", "manifest": "0" * 64, "provenance": None}},
+    )
     found = collect(study)
     seconds = pilot_rows.rows(render(found), "Seconds")
     assert seconds["generation seconds, retention"] == ["77.0", "1234.5"]
     assert seconds["generation seconds, agent-dev"] == ["", "1234.5"]
-    assert "policies/baseline/retention: taken over from study earlier, which sampled it." in notes(found)
+    assert "policies/baseline/retention: taken over from study earlier, which sampled it." in notes(
+        found
+    )
     assert found["policies/baseline/retention"]["seconds"] == 1.5
 
 

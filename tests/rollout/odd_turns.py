@@ -20,7 +20,16 @@ PIECES = (1, 1, 2, 3, 4, 6, 9, 14, 60)
 STRAY = "\ue000"
 """Stands for the byte 0xFF, which is no UTF-8: it decodes to U+FFFD, and no text encodes to it."""
 GAPS = ("", "", "", " ", "  ", "\n", "\t", "\r\n", "\n    ")
-SHORT = {'"': '\\"', "\\": "\\\\", "/": "\\/", "\n": "\\n", "\t": "\\t", "\r": "\\r", "\b": "\\b", "\f": "\\f"}
+SHORT = {
+    '"': '\\"',
+    "\\": "\\\\",
+    "/": "\\/",
+    "\n": "\\n",
+    "\t": "\\t",
+    "\r": "\\r",
+    "\b": "\\b",
+    "\f": "\\f",
+}
 FAR = "\N{ZERO WIDTH JOINER}\N{SLIGHTLY SMILING FACE}\N{MATHEMATICAL SCRIPT CAPITAL X}\N{COMBINING ACUTE ACCENT}"
 SYMBOLS = "aBz09 _-.*/+()'\"\\{}[]:,<>\n\t\b\x7fÄßéµ€№中" + FAR + STRAY
 """A combining accent behind a letter is not NFC, which Qwen3's tokenizer would change."""
@@ -52,7 +61,9 @@ class Speller:
 
     def __init__(self, chat: ChatProtocol) -> None:
         self.model = chat.tokenizer.backend_tokenizer.model
-        self.added = {token: chat.tokenizer.convert_tokens_to_ids(token) for token in (*SPECIAL, *ADDED)}
+        self.added = {
+            token: chat.tokenizer.convert_tokens_to_ids(token) for token in (*SPECIAL, *ADDED)
+        }
         self.letters = _byte_letters()
 
     def turn(self, text: str, rng: Random) -> list[int]:
@@ -64,7 +75,11 @@ class Speller:
         ids: list[int] = []
         for part in ADDED_TOKEN.split(text):
             whole = part in self.added and rng.random() < 0.9
-            ids += [self.added[part]] if whole else self._pieces(part.encode().replace(STRAY.encode(), b"\xff"), rng)
+            ids += (
+                [self.added[part]]
+                if whole
+                else self._pieces(part.encode().replace(STRAY.encode(), b"\xff"), rng)
+            )
         return ids
 
     def _pieces(self, data: bytes, rng: Random) -> list[int]:
@@ -79,16 +94,25 @@ class Speller:
 def calling(record_id: str, speller: Speller, rng: Random, known: bool = False) -> Said:
     """A turn that calls: anything, now and then twice. `known`: one valid call, of a real tool, with the right argument names, and no
     thinking that only closes."""
-    written = [valid_call(record_id, rng, known) for _ in range(1 if known or rng.random() < 0.97 else 2)]
+    written = [
+        valid_call(record_id, rng, known) for _ in range(1 if known or rng.random() < 0.97 else 2)
+    ]
     mangled = [not known and rng.random() < 0.2 for _ in written]
-    bodies = [rng.choice(MANGLED)(text) if bad else text for text, bad in zip(written, mangled, strict=True)]
-    blocks = [f"<tool_call>{rng.choice(GAPS)}{body}{rng.choice(GAPS)}</tool_call>" for body in bodies]
+    bodies = [
+        rng.choice(MANGLED)(text) if bad else text
+        for text, bad in zip(written, mangled, strict=True)
+    ]
+    blocks = [
+        f"<tool_call>{rng.choice(GAPS)}{body}{rng.choice(GAPS)}</tool_call>" for body in bodies
+    ]
     text = thinking(rng, known) + rng.choice(MARGINS).join(["", *blocks, ""])
     if not known and rng.random() < 0.02:  # a call that never closes
         text, mangled[-1] = text.rstrip()[: text.rindex("</tool_call>")], True
     if rng.random() < 0.1 and not mangled[-1]:
         text += "<think>" + rng.choice(THOUGHTS)  # closed, it would make all before it thinking
-    calls = tuple((None, None) if bad else _load(call) for call, bad in zip(written, mangled, strict=True))
+    calls = tuple(
+        (None, None) if bad else _load(call) for call, bad in zip(written, mangled, strict=True)
+    )
     return Said(seen(text), speller.turn(text, rng), calls)
 
 
@@ -99,8 +123,25 @@ def _load(call: str) -> Made:
 
 def closing(speller: Speller, rng: Random, known: bool = False) -> Said:
     """A turn without a call: an answer, silence, or a call that stands in thinking. `known`: in thinking that was opened before it."""
-    late = () if known else ("<tool_call>{}</tool_call><think>nur so</think>", "<think><think></think><tool_call>{}</tool_call></think>")
-    text = rng.choice(("<answer>7</answer>", "", "Fertig.", "<think>nur so: <tool_call>{}</tool_call>", "</tool_call>", STRAY, *late))
+    late = (
+        ()
+        if known
+        else (
+            "<tool_call>{}</tool_call><think>nur so</think>",
+            "<think><think></think><tool_call>{}</tool_call></think>",
+        )
+    )
+    text = rng.choice(
+        (
+            "<answer>7</answer>",
+            "",
+            "Fertig.",
+            "<think>nur so: <tool_call>{}</tool_call>",
+            "</tool_call>",
+            STRAY,
+            *late,
+        )
+    )
     text = thinking(rng, known) + text
     return Said(seen(text), speller.turn(text, rng), ())
 
@@ -114,7 +155,15 @@ def thinking(rng: Random, opened: bool = False) -> str:
     """What stands before the content of a turn; unless `opened`, now and then thinking that only closes."""
     thought = rng.choice(THOUGHTS) + odd_text(rng).replace("<", "")
     lone = () if opened else (f"{thought}</think>",)
-    return rng.choice((f"<think>\n{thought}\n</think>\n\n", f"<think>{thought}</think>", "<think></think>", "", *lone))
+    return rng.choice(
+        (
+            f"<think>\n{thought}\n</think>\n\n",
+            f"<think>{thought}</think>",
+            "<think></think>",
+            "",
+            *lone,
+        )
+    )
 
 
 def odd_text(rng: Random) -> str:
@@ -124,21 +173,40 @@ def odd_text(rng: Random) -> str:
 
 def valid_call(record_id: str, rng: Random, known: bool) -> str:
     """JSON text of one call that `json.loads` reads and the protocol takes."""
-    value = rng.choice((record_id, record_id, odd_text(rng), f"{rng.randint(0, 999)}{rng.choice('+-*/')}{rng.randint(0, 999)}"))
+    value = rng.choice(
+        (
+            record_id,
+            record_id,
+            odd_text(rng),
+            f"{rng.randint(0, 999)}{rng.choice('+-*/')}{rng.randint(0, 999)}",
+        )
+    )
     tool, argument = rng.choice((("lookup", "record_id"), ("calculator", "expression")))
-    spelled = spell_text(value, rng) if rng.random() < 0.9 else rng.choice((*SCALARS, *(f'"{token}"' for token in UNSPOKEN)))
+    spelled = (
+        spell_text(value, rng)
+        if rng.random() < 0.9
+        else rng.choice((*SCALARS, *(f'"{token}"' for token in UNSPOKEN)))
+    )
     arguments = [(argument, spelled)]
     if not known and rng.random() < 0.2:
-        arguments += [(odd_text(rng) + str(i), spell_text(odd_text(rng), rng)) for i in range(rng.randint(1, 3))]
+        arguments += [
+            (odd_text(rng) + str(i), spell_text(odd_text(rng), rng))
+            for i in range(rng.randint(1, 3))
+        ]
     if not known and rng.random() < 0.1:
         tool, arguments = odd_text(rng) or "reset", arguments[1:]
-    return spell_object([("name", spell_text(tool, rng)), ("arguments", spell_object(arguments, rng))], rng)
+    return spell_object(
+        [("name", spell_text(tool, rng)), ("arguments", spell_object(arguments, rng))], rng
+    )
 
 
 def spell_object(items: Sequence[tuple[str, str]], rng: Random) -> str:
     """A JSON object of keys and written values, in any order, with any spacing."""
     order = rng.sample(items, len(items))
-    body = ",".join("".join((_gap(rng), spell_text(key, rng), _gap(rng), ":", _gap(rng), value, _gap(rng))) for key, value in order)
+    body = ",".join(
+        "".join((_gap(rng), spell_text(key, rng), _gap(rng), ":", _gap(rng), value, _gap(rng)))
+        for key, value in order
+    )
     return "{" + (body or _gap(rng)) + "}"
 
 

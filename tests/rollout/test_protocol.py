@@ -34,7 +34,13 @@ CALL = f"<tool_call>\n{LOOKUP}\n</tool_call>"
 PARSED = Request("lookup", {"record_id": "LNFWW"})
 UNCLOSED = Request(error="unclosed_call")
 NOT_JSON = Request(error="invalid_json")
-OBSERVATIONS = ['{"menge": 7, "einzelpreis": 59}', "413", "-0.5", "Fehler: Ausdruck ist länger als 80 Zeichen", "Äßü {}\n x"]
+OBSERVATIONS = [
+    '{"menge": 7, "einzelpreis": 59}',
+    "413",
+    "-0.5",
+    "Fehler: Ausdruck ist länger als 80 Zeichen",
+    "Äßü {}\n x",
+]
 PIECES = [
     "<think>",
     "</think>",
@@ -83,9 +89,18 @@ def call(arguments: str) -> str:
         (f"<think>a<think>b</think>{CALL}</think>", Turn((), None, False)),
         (f"<think>a<think>b</think>{CALL}</think>{CALL}", Turn((PARSED,), None, False)),
         (f"<think>a<think>b</think>{CALL}", Turn((PARSED,), None, False)),
-        (f"{CALL}{CALL}", Turn((PARSED, Request("lookup", {"record_id": "LNFWW"}, "second_call")), None, False)),
-        (f"{CALL}<tool_call>?</tool_call>", Turn((PARSED, Request(error="second_call")), None, False)),
-        (f"<tool_call>?</tool_call>{CALL}", Turn((NOT_JSON, Request("lookup", {"record_id": "LNFWW"}, "second_call")), None, False)),
+        (
+            f"{CALL}{CALL}",
+            Turn((PARSED, Request("lookup", {"record_id": "LNFWW"}, "second_call")), None, False),
+        ),
+        (
+            f"{CALL}<tool_call>?</tool_call>",
+            Turn((PARSED, Request(error="second_call")), None, False),
+        ),
+        (
+            f"<tool_call>?</tool_call>{CALL}",
+            Turn((NOT_JSON, Request("lookup", {"record_id": "LNFWW"}, "second_call")), None, False),
+        ),
         (f"<tool_call>{LOOKUP}", Turn((UNCLOSED,), None, False)),
         (f"<tool_call>{CALL}", Turn((NOT_JSON,), None, False)),
         (f"<tool_call>{LOOKUP}<think>", Turn((UNCLOSED,), None, False)),
@@ -104,7 +119,10 @@ def call(arguments: str) -> str:
         ("<answer>412</answer></think><answer>413</answer>", Turn((), 413, False)),
         (f"<answer>413</answer>{END_OF_TURN} und mehr", Turn((), None, True)),
         (f"<answer>413</answer>{END_OF_TURN}{END_OF_TURN}", Turn((), None, True)),
-        (f"{CALL}{END_OF_TURN}\n<tool_response>413</tool_response>{END_OF_TURN}", Turn((PARSED,), None, True)),
+        (
+            f"{CALL}{END_OF_TURN}\n<tool_response>413</tool_response>{END_OF_TURN}",
+            Turn((PARSED,), None, True),
+        ),
         ("<tool_response>", Turn((), None, True)),
         ("</tool_response>", Turn((), None, True)),
         ("<think><tool_response>413</tool_response></think>", Turn((), None, True)),
@@ -116,7 +134,24 @@ def test_turns(text: str, turn: Turn) -> None:
 
 
 @pytest.mark.parametrize(
-    "written", ["", " 413", "0413", "+413", "-", "4 13", "1.413", "1,413", "413.0", "413 €", "4e2", "vier", "٤١٣", "9" * 19, "--1"]
+    "written",
+    [
+        "",
+        " 413",
+        "0413",
+        "+413",
+        "-",
+        "4 13",
+        "1.413",
+        "1,413",
+        "413.0",
+        "413 €",
+        "4e2",
+        "vier",
+        "٤١٣",
+        "9" * 19,
+        "--1",
+    ],
 )
 def test_other_answers_are_none(written: str) -> None:
     assert parse_turn(f"<answer>{written}</answer>").answer is None
@@ -139,21 +174,98 @@ def test_other_ends_are_none(text: str) -> None:
 
 CALLED = '{"name": "lookup", "arguments": {"record_id": %s}}'
 MALFORMED = [
-    ("invalid_json", ["", "lookup('LNFWW')", "{'name': 'lookup', 'arguments': {}}", LOOKUP + LOOKUP, LOOKUP + ",", f"{LOOKUP}\ufffc"]),
-    ("invalid_json", ['{"name": "lookup", "arguments": {"record_id": "LNFWW}}', CALLED % "tru", CALLED % '"a\n"', "[" * 16, "\\"]),
-    ("repeated_key", ['{"name": "reset", "name": "lookup", "arguments": {}}', CALLED % '"A", "record_id": "LNFWW"', '[{"a": 1, "a": 1}]']),
-    ("unrecordable", [CALLED % value for value in ("NaN", "Infinity", "-Infinity", "1e999", "-1e999", "9" * 5000, r'"\ud800"')]),
-    ("unrecordable", [r'{"name": "\ud800", "arguments": {}}', "NaN", "[" * 17, "[" * 100_000, '{"a":' * 100_000]),
-    ("unrecordable", ["[" * 50_000 + "]" * 50_000, CALLED % ("[" * 300 + "]" * 300), CALLED % ("[" * 990 + "]" * 990)]),
+    (
+        "invalid_json",
+        [
+            "",
+            "lookup('LNFWW')",
+            "{'name': 'lookup', 'arguments': {}}",
+            LOOKUP + LOOKUP,
+            LOOKUP + ",",
+            f"{LOOKUP}\ufffc",
+        ],
+    ),
+    (
+        "invalid_json",
+        [
+            '{"name": "lookup", "arguments": {"record_id": "LNFWW}}',
+            CALLED % "tru",
+            CALLED % '"a\n"',
+            "[" * 16,
+            "\\",
+        ],
+    ),
+    (
+        "repeated_key",
+        [
+            '{"name": "reset", "name": "lookup", "arguments": {}}',
+            CALLED % '"A", "record_id": "LNFWW"',
+            '[{"a": 1, "a": 1}]',
+        ],
+    ),
+    (
+        "unrecordable",
+        [
+            CALLED % value
+            for value in (
+                "NaN",
+                "Infinity",
+                "-Infinity",
+                "1e999",
+                "-1e999",
+                "9" * 5000,
+                r'"\ud800"',
+            )
+        ],
+    ),
+    (
+        "unrecordable",
+        [r'{"name": "\ud800", "arguments": {}}', "NaN", "[" * 17, "[" * 100_000, '{"a":' * 100_000],
+    ),
+    (
+        "unrecordable",
+        [
+            "[" * 50_000 + "]" * 50_000,
+            CALLED % ("[" * 300 + "]" * 300),
+            CALLED % ("[" * 990 + "]" * 990),
+        ],
+    ),
     ("not_an_object", ["null", "[]", '"lookup"', "7", "true", f"[{LOOKUP}]"]),
-    ("wrong_keys", ['{"name": "lookup"}', '{"name": "lookup", "parameters": {}}', '{"arguments": {}}', "{}", LOOKUP[:-1] + ', "id": 1}']),
-    ("name_not_a_string", ['{"name": 1, "arguments": {}}', '{"name": null, "arguments": []}', '{"name": ["lookup"], "arguments": {}}']),
-    ("arguments_not_an_object", [f'{{"name": "lookup", "arguments": {value}}}' for value in ("null", '"{}"', "[]", "7", '["LNFWW"]')]),
-    ("nested_arguments", [CALLED % value for value in ('["LNFWW"]', '{"x": 1}', "[]", "[" * 14 + "]" * 14)]),
+    (
+        "wrong_keys",
+        [
+            '{"name": "lookup"}',
+            '{"name": "lookup", "parameters": {}}',
+            '{"arguments": {}}',
+            "{}",
+            LOOKUP[:-1] + ', "id": 1}',
+        ],
+    ),
+    (
+        "name_not_a_string",
+        [
+            '{"name": 1, "arguments": {}}',
+            '{"name": null, "arguments": []}',
+            '{"name": ["lookup"], "arguments": {}}',
+        ],
+    ),
+    (
+        "arguments_not_an_object",
+        [
+            f'{{"name": "lookup", "arguments": {value}}}'
+            for value in ("null", '"{}"', "[]", "7", '["LNFWW"]')
+        ],
+    ),
+    (
+        "nested_arguments",
+        [CALLED % value for value in ('["LNFWW"]', '{"x": 1}', "[]", "[" * 14 + "]" * 14)],
+    ),
 ]
 
 
-@pytest.mark.parametrize(("kind", "content"), [(kind, content) for kind, contents in MALFORMED for content in contents])
+@pytest.mark.parametrize(
+    ("kind", "content"), [(kind, content) for kind, contents in MALFORMED for content in contents]
+)
 def test_each_malformed_call_has_the_kind_of_its_mistake(kind: str, content: str) -> None:
     (found,) = calls(f"<tool_call>\n{content}\n</tool_call>")
     assert (found.name, found.arguments, found.error) == (None, None, kind)
@@ -173,7 +285,9 @@ def test_each_malformed_call_has_the_kind_of_its_mistake(kind: str, content: str
 )
 def test_wrong_keys_are_told_in_our_words_only(content: str, found: str) -> None:
     (request,) = calls(f"<tool_call>{content}</tool_call>")
-    assert request == Request(error="wrong_keys", reason=f"Aufruf braucht genau name und arguments, gefunden: {found}")
+    assert request == Request(
+        error="wrong_keys", reason=f"Aufruf braucht genau name und arguments, gefunden: {found}"
+    )
 
 
 def deep_down(levels: int, act: Callable[[], object]) -> object:
@@ -188,14 +302,21 @@ def test_the_kind_does_not_depend_on_how_deep_the_caller_stands(levels: int) -> 
 
 
 def depth_of(value: object) -> int:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    inner = (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    )
     return 0 if inner is None else 1 + max(map(depth_of, inner), default=0)
 
 
 TRICKY = st.text('{}[]",:\\\\a\n', max_size=8)
 
 
-@given(st.recursive(TRICKY | st.none(), lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TRICKY, inner, max_size=3)))
+@given(
+    st.recursive(
+        TRICKY | st.none(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TRICKY, inner, max_size=3),
+    )
+)
 def test_nesting_is_that_of_the_data(value: object) -> None:
     """Brackets inside strings do not count, however they and their quotes are escaped."""
     depth = depth_of(value)
@@ -205,47 +326,83 @@ def test_nesting_is_that_of_the_data(value: object) -> None:
 
 @pytest.mark.parametrize("value", ["null", "true", "1", "1.5", '""', r'"\ud83d\ude00"', "1" * 400])
 def test_other_scalars_are_arguments_for_the_tool_to_judge(value: str) -> None:
-    assert calls(call(f'{{"record_id": {value}}}')) == (Request("lookup", {"record_id": json.loads(value)}),)
+    assert calls(call(f'{{"record_id": {value}}}')) == (
+        Request("lookup", {"record_id": json.loads(value)}),
+    )
 
 
-@given(st.one_of(st.text(), st.text(st.characters()), st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=5))).map("".join)))
+@given(
+    st.one_of(
+        st.text(),
+        st.text(st.characters()),
+        st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=5))).map("".join),
+    )
+)
 def test_no_text_breaks_the_parser(text: str) -> None:
     turn = parse_turn(text)
     assert [request.error for request in turn.calls[1:]] == ["second_call"] * len(turn.calls[1:])
     assert all(request.error or request.name is not None for request in turn.calls)
     assert len(turn.calls) <= text.count("<tool_call>")
-    assert turn.answer is None or f"<answer>{turn.answer}</answer>" in text.replace("<answer>-0<", "<answer>0<")
+    assert turn.answer is None or f"<answer>{turn.answer}</answer>" in text.replace(
+        "<answer>-0<", "<answer>0<"
+    )
     assert turn.invented or "<tool_response>" not in text
-    assert parse_turn(turn_body(text)).calls == turn.calls or text.endswith(END_OF_TURN * 2) or END_OF_TURN in turn_body(text)
+    assert (
+        parse_turn(turn_body(text)).calls == turn.calls
+        or text.endswith(END_OF_TURN * 2)
+        or END_OF_TURN in turn_body(text)
+    )
 
 
 @given(JSON)
 def test_any_json_is_a_call_only_if_flat_and_recordable(value: object) -> None:
-    written = json.dumps({"name": "lookup", "arguments": {"record_id": value}}).replace("<", "\\u003c")
+    written = json.dumps({"name": "lookup", "arguments": {"record_id": value}}).replace(
+        "<", "\\u003c"
+    )
     (found,) = calls(f"<tool_call>{written}</tool_call>")
     if isinstance(value, list | dict):
         assert found.error in ("nested_arguments", "unrecordable", "repeated_key")
     elif found.error is None:
         assert found.arguments == {"record_id": value}
-        assert json.loads(json.dumps(found.arguments, allow_nan=False, ensure_ascii=False).encode()) == found.arguments
+        assert (
+            json.loads(json.dumps(found.arguments, allow_nan=False, ensure_ascii=False).encode())
+            == found.arguments
+        )
     else:
         assert found.error == "unrecordable"
         assert not isinstance(value, int | None) or abs(value) > 10**4300
 
 
-TAGS = ["<think>", "</think>", "<think", "think>", "</", "a", "b", "\n", CALL, "<answer>413</answer>"]
+TAGS = [
+    "<think>",
+    "</think>",
+    "<think",
+    "think>",
+    "</",
+    "a",
+    "b",
+    "\n",
+    CALL,
+    "<answer>413</answer>",
+]
 TAGGED = st.lists(st.sampled_from(TAGS)).map("".join)
 
 
 def templated(chat: ChatProtocol, text: str) -> str:
     """What the chat template takes for the content of an assistant's turn: it stands behind the one thought that it renders."""
-    shown = chat.render([{"role": "user", "content": "?"}, {"role": "assistant", "content": text}], tools=False, generation=False)
+    shown = chat.render(
+        [{"role": "user", "content": "?"}, {"role": "assistant", "content": text}],
+        tools=False,
+        generation=False,
+    )
     return shown.removesuffix(f"{END_OF_TURN}\n").rpartition("</think>\n\n")[2]
 
 
 @pytest.mark.parametrize("shipped", [True, False], ids=["tests/data/start", "demo"])
 @given(text=TAGGED)
-def test_thinking_ends_where_the_template_says(chat: ChatProtocol, shipped: bool, text: str) -> None:
+def test_thinking_ends_where_the_template_says(
+    chat: ChatProtocol, shipped: bool, text: str
+) -> None:
     """The template's split of the text, but for an open thought behind it, which it shows, and the line breaks that it trims."""
     template = SHIPPED.read_text(encoding="utf-8") if shipped else chat.tokenizer.chat_template
     other = copy.copy(chat)
@@ -289,22 +446,34 @@ def test_hostile_texts_are_read_in_linear_time(text: str) -> None:
 
 
 @PROTOCOLS
-@pytest.mark.parametrize("observations", [[o] for o in OBSERVATIONS] + [OBSERVATIONS[:2], OBSERVATIONS])
+@pytest.mark.parametrize(
+    "observations", [[o] for o in OBSERVATIONS] + [OBSERVATIONS[:2], OBSERVATIONS]
+)
 def test_suffix_is_what_trl_appends(any_chat: ChatProtocol, observations: list[str]) -> None:
     """TRL renders with its prefix-preserving variant of the template; the text behind the assistant's turn must not differ."""
     tokenizer = any_chat.tokenizer
     template = get_training_chat_template(tokenizer)
     trainer = SimpleNamespace(
-        processing_class=tokenizer, _tokenizer=tokenizer, chat_template=template, chat_template_kwargs={}, _is_vlm=False
+        processing_class=tokenizer,
+        _tokenizer=tokenizer,
+        chat_template=template,
+        chat_template_kwargs={},
+        _is_vlm=False,
     )
-    messages = [{"role": "tool", "name": "lookup", "content": observation} for observation in observations]
+    messages = [
+        {"role": "tool", "name": "lookup", "content": observation} for observation in observations
+    ]
     expected = GRPOTrainer._get_tool_suffix_ids(trainer, messages)
-    assert [token for piece in any_chat.suffix(observations) for token in piece.ids] == list(expected)
+    assert [token for piece in any_chat.suffix(observations) for token in piece.ids] == list(
+        expected
+    )
 
 
 @PROTOCOLS
 @pytest.mark.parametrize("observations", [["413"], ["ÄßΩ9", "Ω§9"], OBSERVATIONS])
-def test_pieces_separate_observations_from_framing(any_chat: ChatProtocol, observations: list[str]) -> None:
+def test_pieces_separate_observations_from_framing(
+    any_chat: ChatProtocol, observations: list[str]
+) -> None:
     pieces = any_chat.suffix(observations)
     kinds = [piece.kind for piece in pieces]
     assert kinds == ["framing", "observation"] * len(observations) + ["framing"]
@@ -313,15 +482,23 @@ def test_pieces_separate_observations_from_framing(any_chat: ChatProtocol, obser
     before, between, after = any_chat.frames
     frames = [before, *[between] * (len(observations) - 1), after]
     for frame, piece in zip(frames, pieces[::2], strict=True):
-        assert any_chat.decode(piece.ids) in frame, "a token with a character of an observation counts as framing"
-    text = "".join(frame + observation for frame, observation in zip(frames, [*observations, ""], strict=True))
+        assert any_chat.decode(piece.ids) in frame, (
+            "a token with a character of an observation counts as framing"
+        )
+    text = "".join(
+        frame + observation for frame, observation in zip(frames, [*observations, ""], strict=True)
+    )
     assert any_chat.decode([token for piece in pieces for token in piece.ids]) == text
 
 
 @PROTOCOLS
-def test_prompt_is_the_template_with_tools_and_open_turn(any_chat: ChatProtocol, task: Task) -> None:
+def test_prompt_is_the_template_with_tools_and_open_turn(
+    any_chat: ChatProtocol, task: Task
+) -> None:
     ids = any_chat.prompt(task.messages())
-    templated = any_chat.tokenizer.apply_chat_template(task.messages(), tools=any_chat.tools, add_generation_prompt=True, return_dict=False)
+    templated = any_chat.tokenizer.apply_chat_template(
+        task.messages(), tools=any_chat.tools, add_generation_prompt=True, return_dict=False
+    )
     assert ids == list(templated)
     text = any_chat.decode(ids)
     assert text.endswith("<|im_start|>assistant\n")
@@ -345,15 +522,25 @@ REFUSING = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('
         (lambda qwen3: None, "no chat template"),
         (lambda qwen3: CHATML, "does not render tool answers"),
         (lambda qwen3: REFUSING, r"refuses tool answers \(no tools\)"),
-        (lambda qwen3: qwen3.replace("\\n</tool_call>'", "\\n</tool_call>\\n'"), "does not render tool answers"),
-        (lambda qwen3: qwen3.replace("tool_response", "observation"), "does not render tool answers"),
         (
-            lambda qwen3: qwen3.replace("tool_response>\\n' }}\n        {{- content }}", "tool_response>\\n' }}"),
+            lambda qwen3: qwen3.replace("\\n</tool_call>'", "\\n</tool_call>\\n'"),
+            "does not render tool answers",
+        ),
+        (
+            lambda qwen3: qwen3.replace("tool_response", "observation"),
+            "does not render tool answers",
+        ),
+        (
+            lambda qwen3: qwen3.replace(
+                "tool_response>\\n' }}\n        {{- content }}", "tool_response>\\n' }}"
+            ),
             "does not render tool answers",
         ),
     ],
 )
-def test_templates_without_the_turn_structure_are_refused(tokenizer: PreTrainedTokenizerFast, change: object, message: str) -> None:
+def test_templates_without_the_turn_structure_are_refused(
+    tokenizer: PreTrainedTokenizerFast, change: object, message: str
+) -> None:
     other = copy.deepcopy(tokenizer)
     other.chat_template = change(tokenizer.chat_template)
     assert other.chat_template != tokenizer.chat_template
@@ -367,8 +554,17 @@ def test_slow_tokenizer_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def test_end_of_turn_of_several_tokens_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
-    letters = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[]))
+    letters = Tokenizer(
+        models.BPE(
+            vocab={
+                letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+            },
+            merges=[],
+        )
+    )
     letters.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    other: PreTrainedTokenizerBase = PreTrainedTokenizerFast(tokenizer_object=letters, chat_template=tokenizer.chat_template)
+    other: PreTrainedTokenizerBase = PreTrainedTokenizerFast(
+        tokenizer_object=letters, chat_template=tokenizer.chat_template
+    )
     with pytest.raises(ProtocolError, match=r"<\|im_end\|> must be one token"):
         ChatProtocol(other)

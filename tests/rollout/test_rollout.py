@@ -68,7 +68,13 @@ def response(task: Task) -> str:
 def test_expert_succeeds(say: Say, task: Task, study: Study) -> None:
     played = say(task, *expert(task))
     outcome = played.outcome
-    assert (outcome.lookup, outcome.calculation, outcome.workflow, outcome.answer_correct, outcome.strict) == (True,) * 5
+    assert (
+        outcome.lookup,
+        outcome.calculation,
+        outcome.workflow,
+        outcome.answer_correct,
+        outcome.strict,
+    ) == (True,) * 5
     assert (outcome.answer, outcome.tool_errors, outcome.end) == (2700, 0, "answer")
     assert [(call.turn, call.name, call.error, call.retained) for call in played.calls] == [
         (0, "lookup", None, True),
@@ -155,34 +161,65 @@ def test_each_departure_breaks_success(say: Say, task: Task, study: Study, name:
     played = say(task, *build(task))
     outcome = played.outcome
     assert not outcome.strict
-    assert (outcome.lookup, outcome.calculation, outcome.tool_errors, outcome.end) == (looked_up, calculated, errors, end)
+    assert (outcome.lookup, outcome.calculation, outcome.tool_errors, outcome.end) == (
+        looked_up,
+        calculated,
+        errors,
+        end,
+    )
     weights = study.reward
-    expected = weights.lookup * looked_up + weights.calculation * calculated - weights.tool_error * errors
+    expected = (
+        weights.lookup * looked_up + weights.calculation * calculated - weights.tool_error * errors
+    )
     assert shaped(outcome, weights) == pytest.approx(max(0.0, expected))
     check_record(played, budget=AMPLE)
 
 
 DETOURS: dict[str, tuple[Callable[[Task], Turns], str]] = {
-    "calculator before and after lookup": (lambda t: [calculate(), *expert(t)], "extra_calculation"),
-    "product repeated": (lambda t: [look_up(t), calculate(), calculate(), answer()], "extra_calculation"),
-    "lookup again behind the product": (lambda t: [look_up(t), calculate(), look_up(t), answer()], "repeated_lookup"),
-    "another calculation first": (lambda t: [look_up(t), calculate("1 + 1"), calculate(), answer()], "late_calculation"),
-    "two calls in one turn": (lambda t: [look_up(t) + PRODUCT, calculate(), answer()], "second_call"),
-    "an invented response": (lambda t: changed(t, second=turn(PRODUCT, thought=response(t))), "invented_text"),
+    "calculator before and after lookup": (
+        lambda t: [calculate(), *expert(t)],
+        "extra_calculation",
+    ),
+    "product repeated": (
+        lambda t: [look_up(t), calculate(), calculate(), answer()],
+        "extra_calculation",
+    ),
+    "lookup again behind the product": (
+        lambda t: [look_up(t), calculate(), look_up(t), answer()],
+        "repeated_lookup",
+    ),
+    "another calculation first": (
+        lambda t: [look_up(t), calculate("1 + 1"), calculate(), answer()],
+        "late_calculation",
+    ),
+    "two calls in one turn": (
+        lambda t: [look_up(t) + PRODUCT, calculate(), answer()],
+        "second_call",
+    ),
+    "an invented response": (
+        lambda t: changed(t, second=turn(PRODUCT, thought=response(t))),
+        "invented_text",
+    ),
 }
 """Turns that reach both milestones and the right answer, and the one rule that they depart from."""
 
 
 @pytest.mark.parametrize("name", DETOURS)
 @pytest.mark.parametrize("effect", ["breaks", "allowed"])
-def test_a_detour_breaks_success_where_its_rule_says_so(say: Say, task: Task, study: Study, name: str, effect: str) -> None:
+def test_a_detour_breaks_success_where_its_rule_says_so(
+    say: Say, task: Task, study: Study, name: str, effect: str
+) -> None:
     """And never earns more, or costs more, than the milestones and tool errors that the reward counts."""
     build, rule = DETOURS[name]
-    outcome = say(task, *build(task), success=study.protocol.success.model_copy(update={rule: effect})).outcome
+    outcome = say(
+        task, *build(task), success=study.protocol.success.model_copy(update={rule: effect})
+    ).outcome
     assert (outcome.lookup, outcome.calculation, outcome.answer_correct) == (True, True, True)
     assert (outcome.workflow, outcome.strict) == (effect == "allowed",) * 2
     whole = 1.0 if effect == "allowed" else study.reward.lookup + study.reward.calculation
-    assert shaped(outcome, study.reward) == pytest.approx(whole - study.reward.tool_error * (name == "two calls in one turn"))
+    assert shaped(outcome, study.reward) == pytest.approx(
+        whole - study.reward.tool_error * (name == "two calls in one turn")
+    )
 
 
 def spelled(chat: ChatProtocol, token: str) -> list[int]:
@@ -194,10 +231,15 @@ def spelled(chat: ChatProtocol, token: str) -> list[int]:
 
 
 @pytest.mark.parametrize("token", [END_OF_TURN, END_OF_TEXT])
-def test_a_spelled_stop_token_hides_nothing(say: Say, chat: ChatProtocol, task: Task, token: str) -> None:
+def test_a_spelled_stop_token_hides_nothing(
+    say: Say, chat: ChatProtocol, task: Task, token: str
+) -> None:
     """The text of a stop token is not the stop token: what follows it in the same turn counts."""
     fake = spelled(chat, token)
-    hidden = [encode_turn(chat, said)[:-1] + fake + encode_turn(chat, response(task)) for said in expert(task)]
+    hidden = [
+        encode_turn(chat, said)[:-1] + fake + encode_turn(chat, response(task))
+        for said in expert(task)
+    ]
     plain = [encode_turn(chat, said) for said in expert(task)]
     for index in range(3):
         assert not say(task, *plain[:index], hidden[index], *plain[index + 1 :]).outcome.workflow
@@ -205,12 +247,16 @@ def test_a_spelled_stop_token_hides_nothing(say: Say, chat: ChatProtocol, task: 
     assert say(task, *plain[:2], bare[:-1] + fake + bare).outcome.answer is None
     again = say(task, *plain[:2], plain[2][:-1] + fake + plain[2]).outcome
     assert again.answer == 2700, "all before the second thought's end is thinking"
-    assert again.strict == (token == END_OF_TEXT), "an end of turn is never the policy's to spell, in thinking neither"
+    assert again.strict == (token == END_OF_TEXT), (
+        "an end of turn is never the policy's to spell, in thinking neither"
+    )
     assert say(task, *plain[:2], plain[2][:-1] + fake + [chat.end_of_turn]).outcome.answer is None
     assert say(task, *plain).outcome.strict
 
 
-def test_end_of_text_ends_a_turn_but_calls_nothing(say: Say, chat: ChatProtocol, task: Task) -> None:
+def test_end_of_text_ends_a_turn_but_calls_nothing(
+    say: Say, chat: ChatProtocol, task: Task
+) -> None:
     (end_of_text,) = chat.stop_ids - {chat.end_of_turn}
     first, second, third = ([*encode_turn(chat, said)[:-1], end_of_text] for said in expert(task))
     assert say(task, first).outcome.end == "malformed"
@@ -218,36 +264,64 @@ def test_end_of_text_ends_a_turn_but_calls_nothing(say: Say, chat: ChatProtocol,
     assert say(task, look_up(task), second).outcome.end == "malformed"
     assert say(task, look_up(task), calculate(), third).outcome.strict
     both = [*encode_turn(chat, look_up(task) + "<answer>2700</answer>")[:-1], end_of_text]
-    assert say(task, look_up(task), calculate(), both).outcome.end == "malformed", "an answer beside an unanswered call"
+    assert say(task, look_up(task), calculate(), both).outcome.end == "malformed", (
+        "an answer beside an unanswered call"
+    )
 
 
 def failing(study: Study, breaks: bool) -> Success:
     """The study's rules with that of a failed call set."""
-    return study.protocol.success.model_copy(update={"failed_call": "breaks" if breaks else "allowed"})
+    return study.protocol.success.model_copy(
+        update={"failed_call": "breaks" if breaks else "allowed"}
+    )
 
 
 @pytest.mark.parametrize("breaks", [False, True])
-@pytest.mark.parametrize("failed", [calculate("36 x 75"), calculate("1 / 0"), turn("<tool_call>?</tool_call>"), turn(lookup_call("BBBBB"))])
-def test_a_failed_call_between_costs_reward_and_perhaps_success(say: Say, task: Task, study: Study, failed: str, breaks: bool) -> None:
-    outcome = say(task, look_up(task), failed, calculate(), answer(), success=failing(study, breaks)).outcome
+@pytest.mark.parametrize(
+    "failed",
+    [
+        calculate("36 x 75"),
+        calculate("1 / 0"),
+        turn("<tool_call>?</tool_call>"),
+        turn(lookup_call("BBBBB")),
+    ],
+)
+def test_a_failed_call_between_costs_reward_and_perhaps_success(
+    say: Say, task: Task, study: Study, failed: str, breaks: bool
+) -> None:
+    outcome = say(
+        task, look_up(task), failed, calculate(), answer(), success=failing(study, breaks)
+    ).outcome
     assert (outcome.calculation, outcome.answer_correct, outcome.tool_errors) == (True, True, 1)
     assert outcome.strict is not breaks
     assert shaped(outcome, study.reward) == pytest.approx(0.35 if breaks else 0.95)
 
 
 @pytest.mark.parametrize("breaks", [False, True])
-def test_two_calls_in_one_turn_break_success_whatever_follows(say: Say, task: Task, study: Study, breaks: bool) -> None:
-    played = say(task, look_up(task) + PRODUCT, calculate(), answer(), success=failing(study, breaks))
+def test_two_calls_in_one_turn_break_success_whatever_follows(
+    say: Say, task: Task, study: Study, breaks: bool
+) -> None:
+    played = say(
+        task, look_up(task) + PRODUCT, calculate(), answer(), success=failing(study, breaks)
+    )
     assert [call.error for call in played.calls] == [None, "second_call", None]
-    assert (played.outcome.calculation, played.outcome.answer_correct, played.outcome.tool_errors) == (True, True, 1)
+    assert (
+        played.outcome.calculation,
+        played.outcome.answer_correct,
+        played.outcome.tool_errors,
+    ) == (True, True, 1)
     assert not played.outcome.strict
 
 
 @pytest.mark.parametrize("breaks", [False, True])
-def test_a_failed_call_outside_the_two_never_breaks_success(say: Say, task: Task, study: Study, breaks: bool) -> None:
+def test_a_failed_call_outside_the_two_never_breaks_success(
+    say: Say, task: Task, study: Study, breaks: bool
+) -> None:
     wrong = turn(lookup_call("BBBBB"))
     assert say(task, wrong, *expert(task), success=failing(study, breaks)).outcome.strict
-    assert say(task, look_up(task), calculate(), wrong, answer(), success=failing(study, breaks)).outcome.strict
+    assert say(
+        task, look_up(task), calculate(), wrong, answer(), success=failing(study, breaks)
+    ).outcome.strict
 
 
 def test_tool_turns_are_capped(say: Say, task: Task) -> None:
@@ -256,7 +330,11 @@ def test_tool_turns_are_capped(say: Say, task: Task) -> None:
     assert say(task, *turns, max_tool_iterations=4).outcome.strict
     capped = say(task, *turns, max_tool_iterations=3)
     assert capped.outcome.end == "turn_cap"
-    assert (capped.outcome.lookup, capped.outcome.calculation, capped.outcome.strict) == (True, False, False)
+    assert (capped.outcome.lookup, capped.outcome.calculation, capped.outcome.strict) == (
+        True,
+        False,
+        False,
+    )
     assert len(capped.sampled) == 4, "three turns may call, a fourth may only answer"
     assert len(capped.calls) == 3
 
@@ -275,7 +353,9 @@ def test_budget_decides_to_the_token(say: Say, task: Task, study: Study) -> None
     """Each limit is met exactly and missed by one."""
     played = say(task, *expert(task))
     first, second, third = lengths(played)
-    observed = third - len(played.sampled[2].ids)  # the stream up to the end of the calculator's observation
+    observed = third - len(
+        played.sampled[2].ids
+    )  # the stream up to the end of the calculator's observation
 
     def at(budget: int) -> Trajectory:
         found = say(task, *expert(task), budget=budget)
@@ -284,21 +364,39 @@ def test_budget_decides_to_the_token(say: Say, task: Task, study: Study) -> None
 
     assert at(third).outcome.strict
     cut_answer = at(third - 1)
-    assert (cut_answer.outcome.end, cut_answer.outcome.answer, cut_answer.outcome.workflow) == ("token_cap", None, True)
+    assert (cut_answer.outcome.end, cut_answer.outcome.answer, cut_answer.outcome.workflow) == (
+        "token_cap",
+        None,
+        True,
+    )
     assert at(observed + 1).outcome.calculation, "room for one more token: the observation is kept"
 
     dropped = at(observed)
-    assert (dropped.outcome.end, dropped.outcome.lookup, dropped.outcome.calculation) == ("observation_cap", True, False)
+    assert (dropped.outcome.end, dropped.outcome.lookup, dropped.outcome.calculation) == (
+        "observation_cap",
+        True,
+        False,
+    )
     assert [call.retained for call in dropped.calls] == [True, False]
-    assert shaped(dropped.outcome, study.reward) == pytest.approx(study.reward.lookup), "a dropped observation earns nothing"
+    assert shaped(dropped.outcome, study.reward) == pytest.approx(study.reward.lookup), (
+        "a dropped observation earns nothing"
+    )
     assert dropped.segments[-1].kind == "sampled"
     assert at(second).outcome.end == "observation_cap"
 
     cut_call = at(second - 1)
-    assert (cut_call.outcome.end, len(cut_call.calls), cut_call.outcome.calculation) == ("token_cap", 1, False)
+    assert (cut_call.outcome.end, len(cut_call.calls), cut_call.outcome.calculation) == (
+        "token_cap",
+        1,
+        False,
+    )
 
     nothing = at(first)
-    assert (nothing.outcome.end, nothing.outcome.lookup, nothing.calls[0].retained) == ("observation_cap", False, False)
+    assert (nothing.outcome.end, nothing.outcome.lookup, nothing.calls[0].retained) == (
+        "observation_cap",
+        False,
+        False,
+    )
     assert shaped(nothing.outcome, study.reward) == 0.0
     assert at(first - 1).calls == []
 
@@ -311,10 +409,15 @@ def check_record(played: Trajectory, budget: int) -> None:
     completion = played.completion_ids
     assert 0 < len(completion) <= budget
     assert len(played.loss_mask) == len(completion)
-    assert [token for token, learned in zip(completion, played.loss_mask, strict=True) if learned] == [
+    assert [
+        token for token, learned in zip(completion, played.loss_mask, strict=True) if learned
+    ] == [
         token for segment in played.segments if segment.kind == "sampled" for token in segment.ids
     ]
-    assert all((segment.finish is None) == (segment.kind != "sampled") == (segment.logprobs is None) for segment in played.segments)
+    assert all(
+        (segment.finish is None) == (segment.kind != "sampled") == (segment.logprobs is None)
+        for segment in played.segments
+    )
     assert kinds.count("observation") == sum(call.retained for call in played.calls)
     if played.outcome.end == "token_cap":
         assert len(completion) == budget
@@ -341,7 +444,11 @@ class Spy:
 
 
 def scripted(chat: ChatProtocol, turns: Sequence[str]) -> Spy:
-    return Spy(ScriptedEngine(lambda request: encode_turn(chat, turns[int(request.key[-1])]), chat.stop_ids))
+    return Spy(
+        ScriptedEngine(
+            lambda request: encode_turn(chat, turns[int(request.key[-1])]), chat.stop_ids
+        )
+    )
 
 
 def key_of(task: Task, trial: int = 0) -> Key:
@@ -356,7 +463,9 @@ MENU = ["look_up", "calculate", "answer", "both", "wrong", "broken", "silent"]
 
 
 @given(budget=st.integers(1, 400), course=st.lists(st.sampled_from(MENU), min_size=4, max_size=4))
-def test_any_course_under_any_budget(chat: ChatProtocol, study: Study, task: Task, budget: int, course: list[str]) -> None:
+def test_any_course_under_any_budget(
+    chat: ChatProtocol, study: Study, task: Task, budget: int, course: list[str]
+) -> None:
     texts = {
         "look_up": look_up(task), "calculate": calculate(), "answer": answer(), "both": look_up(task) + PRODUCT,
         "wrong": turn(lookup_call("BBBBB")), "broken": "<tool_call>{", "silent": "",
@@ -369,7 +478,9 @@ def test_any_course_under_any_budget(chat: ChatProtocol, study: Study, task: Tas
         if segment.kind == "sampled":
             request = engine.seen[sum(s == "turn" for s in stream)]
             context = [token for part in stream if part != "turn" for token in part]
-            assert request.context == context, "the next request is the segments so far, token by token"
+            assert request.context == context, (
+                "the next request is the segments so far, token by token"
+            )
             assert request.max_tokens == budget - (len(context) - len(played.prompt_ids))
             assert request.key == ("evaluation", 42, task.id, 0, sum(s == "turn" for s in stream))
             stream.append("turn")
@@ -380,8 +491,13 @@ def test_any_course_under_any_budget(chat: ChatProtocol, study: Study, task: Tas
         at = called.index("look_up")
         assert called[at + 1] == "calculate", "the next successful call calculates"
         assert called[-1] == "answer"
-        assert set(called[:at] + called[at + 1 : -1]) <= {"look_up", "calculate"}, "repeats are allowed"
-    retained = {name: any(c.name == name and c.retained and c.error is None for c in played.calls) for name in ("lookup", "calculator")}
+        assert set(called[:at] + called[at + 1 : -1]) <= {"look_up", "calculate"}, (
+            "repeats are allowed"
+        )
+    retained = {
+        name: any(c.name == name and c.retained and c.error is None for c in played.calls)
+        for name in ("lookup", "calculator")
+    }
     assert played.outcome.lookup == retained["lookup"]
     assert played.outcome.calculation <= retained["calculator"]
 
@@ -399,11 +515,17 @@ FRAGMENTS = [
     " ",
     "x",
 ]
-INSERTION = st.tuples(st.integers(0, 2), st.floats(0, 1), st.sampled_from([*FRAGMENTS, PRODUCT, "<answer>2700</answer>", "<|im_start|>"]))
+INSERTION = st.tuples(
+    st.integers(0, 2),
+    st.floats(0, 1),
+    st.sampled_from([*FRAGMENTS, PRODUCT, "<answer>2700</answer>", "<|im_start|>"]),
+)
 
 
 @given(st.lists(INSERTION, max_size=3))
-def test_nothing_inserted_makes_a_dishonest_success(say: Say, task: Task, insertions: list[tuple[int, float, str]]) -> None:
+def test_nothing_inserted_makes_a_dishonest_success(
+    say: Say, task: Task, insertions: list[tuple[int, float, str]]
+) -> None:
     """Whatever text is put wherever into the expert's turns: success still needs both calls in order and the answer last."""
     turns = [*expert(task), answer(), answer()]
     for index, share, text in insertions:
@@ -415,17 +537,33 @@ def test_nothing_inserted_makes_a_dishonest_success(say: Say, task: Task, insert
     if not played.outcome.strict:
         return
     said = turns[: len(played.sampled)]
-    assert not any(tag in text for text in said for tag in ("<tool_response>", "</tool_response>", "<|im_start|>"))
+    assert not any(
+        tag in text
+        for text in said
+        for tag in ("<tool_response>", "</tool_response>", "<|im_start|>")
+    )
     assert said[-1].rstrip().endswith("<answer>2700</answer>")
     squeezed = [text.replace(" ", "") for text in said]
-    lookups = [i for i, text in enumerate(squeezed) if lookup_call(task.record_id).split("\n")[1].replace(" ", "") in text]
-    products = [i for i, text in enumerate(squeezed) if PRODUCT.split("\n")[1].replace(" ", "") in text]
+    lookups = [
+        i
+        for i, text in enumerate(squeezed)
+        if lookup_call(task.record_id).split("\n")[1].replace(" ", "") in text
+    ]
+    products = [
+        i for i, text in enumerate(squeezed) if PRODUCT.split("\n")[1].replace(" ", "") in text
+    ]
     assert any(first < later < len(said) - 1 for first in lookups for later in products)
 
 
-def test_observations_stand_in_the_stream_as_answered(say: Say, chat: ChatProtocol, task: Task) -> None:
-    played = say(task, look_up(task) + calculator_call("1"), calculate("1 / 0"), calculate(), answer())
-    observed = [chat.decode(segment.ids) for segment in played.segments if segment.kind == "observation"]
+def test_observations_stand_in_the_stream_as_answered(
+    say: Say, chat: ChatProtocol, task: Task
+) -> None:
+    played = say(
+        task, look_up(task) + calculator_call("1"), calculate("1 / 0"), calculate(), answer()
+    )
+    observed = [
+        chat.decode(segment.ids) for segment in played.segments if segment.kind == "observation"
+    ]
     assert len(observed) == len(played.calls) == 4
     assert all(call.observation in text for call, text in zip(played.calls, observed, strict=True))
 
@@ -442,7 +580,9 @@ def test_a_batch_is_its_episodes(chat: ChatProtocol, study: Study, tasks: list[T
 
     def play(batch: Sequence[Task]) -> list[Trajectory]:
         engine = ScriptedEngine(speak, chat.stop_ids)
-        return Rollout(engine, chat, protocol(study, budget=AMPLE)).play(batch, [key_of(task) for task in batch])
+        return Rollout(engine, chat, protocol(study, budget=AMPLE)).play(
+            batch, [key_of(task) for task in batch]
+        )
 
     together = play(batch)
     assert [played.key.task for played in together] == [task.id for task in batch]
@@ -464,7 +604,9 @@ class Queued(ScriptedEngine):
                 waiting.append((row, following))
 
 
-def test_an_engine_s_own_queue_changes_no_episode(chat: ChatProtocol, study: Study, tasks: list[Task]) -> None:
+def test_an_engine_s_own_queue_changes_no_episode(
+    chat: ChatProtocol, study: Study, tasks: list[Task]
+) -> None:
     """Whoever's turn is next: no row waits for another's, and every record is the same."""
 
     def speak(request: Request) -> list[int]:
@@ -473,7 +615,10 @@ def test_an_engine_s_own_queue_changes_no_episode(chat: ChatProtocol, study: Stu
         return encode_turn(chat, turns[int(request.key[-1])])
 
     batch, keys = tasks[:5], [key_of(task) for task in tasks[:5]]
-    lockstep, queued = (Rollout(kind(speak, chat.stop_ids), chat, protocol(study, budget=AMPLE)) for kind in (ScriptedEngine, Queued))
+    lockstep, queued = (
+        Rollout(kind(speak, chat.stop_ids), chat, protocol(study, budget=AMPLE))
+        for kind in (ScriptedEngine, Queued)
+    )
     assert lockstep.play(batch, keys) == queued.play(batch, keys)
     assert queued.play([], []) == []
 
@@ -502,7 +647,9 @@ class Faulty:
         ([Sample([5] * 11, [0.0] * 11, "length")], "returned 11 ids .* outside its budget"),
     ],
 )
-def test_a_fault_of_the_engine_is_no_score(chat: ChatProtocol, study: Study, task: Task, samples: list[Sample], message: str) -> None:
+def test_a_fault_of_the_engine_is_no_score(
+    chat: ChatProtocol, study: Study, task: Task, samples: list[Sample], message: str
+) -> None:
     with pytest.raises(EngineError, match=message):
         Rollout(Faulty(samples), chat, protocol(study, budget=10)).play([task], [key_of(task)])
 
@@ -526,12 +673,22 @@ class Opening:
 
     def generate(self, requests: Sequence[Request]) -> list[Sample]:
         openings = [request.key[-1] == 0 and request.key[-2] % 2 == 0 for request in requests]
-        said = iter(self.first.generate([r for r, opening in zip(requests, openings, strict=True) if opening]))
-        sampled = iter(self.model.generate([r for r, opening in zip(requests, openings, strict=True) if not opening]))
+        said = iter(
+            self.first.generate(
+                [r for r, opening in zip(requests, openings, strict=True) if opening]
+            )
+        )
+        sampled = iter(
+            self.model.generate(
+                [r for r, opening in zip(requests, openings, strict=True) if not opening]
+            )
+        )
         return [next(said) if opening else next(sampled) for opening in openings]
 
 
-def test_qwen3_tokens_through_the_whole_protocol(qwen_chat: ChatProtocol, tiny_qwen3: Qwen3ForCausalLM, study: Study, task: Task) -> None:
+def test_qwen3_tokens_through_the_whole_protocol(
+    qwen_chat: ChatProtocol, tiny_qwen3: Qwen3ForCausalLM, study: Study, task: Task
+) -> None:
     """A random policy on the real vocabulary, half of it after a true lookup: every episode ends, to the token."""
     decoding = Decoding(temperature=0.6, top_p=0.95, top_k=20, min_p=0.0, seed=42)
     stops = [*qwen_chat.stop_ids, *range(0, 151936, 40)]
@@ -546,7 +703,9 @@ def test_qwen3_tokens_through_the_whole_protocol(qwen_chat: ChatProtocol, tiny_q
             assert played.outcome.lookup == (trial % 2 == 0)
             assert not played.outcome.strict
             last = next(request for request in reversed(spy.seen) if request.key[-2] == trial)
-            assert last.context + played.sampled[-1].ids == played.prompt_ids + played.completion_ids
+            assert (
+                last.context + played.sampled[-1].ids == played.prompt_ids + played.completion_ids
+            )
         assert len({tuple(played.completion_ids) for played in episodes}) == 4
 
 
@@ -560,5 +719,7 @@ def test_qwen3_expert_succeeds(say: Say, qwen_chat: ChatProtocol, task: Task, st
     assert text.count("<tool_response>") == 2
     assert len(played.completion_ids) < 768, "an expert fits the pilot's budget"
     fake = spelled(qwen_chat, END_OF_TURN)
-    hidden = encode_turn(qwen_chat, look_up(task))[:-1] + fake + encode_turn(qwen_chat, response(task))
+    hidden = (
+        encode_turn(qwen_chat, look_up(task))[:-1] + fake + encode_turn(qwen_chat, response(task))
+    )
     assert not say(task, hidden, calculate(), answer(), over=qwen_chat).outcome.strict

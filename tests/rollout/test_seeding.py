@@ -19,7 +19,20 @@ def test_streams_are_pinned() -> None:
 
 
 def test_keys_differ_in_type_order_and_boundaries() -> None:
-    keys = [("a", "bc"), ("ab", "c"), ("abc",), ("a", "b", "c"), ("c", "ab"), (1,), ("1",), (1, 1), (11,), ("",), ("", ""), ()]
+    keys = [
+        ("a", "bc"),
+        ("ab", "c"),
+        ("abc",),
+        ("a", "b", "c"),
+        ("c", "ab"),
+        (1,),
+        ("1",),
+        (1, 1),
+        (11,),
+        ("",),
+        ("", ""),
+        (),
+    ]
     draws = [uniform(*key) for key in keys]
     assert all(a != b for a, b in combinations(draws, 2))
     assert uniform(1) != uniform(True)

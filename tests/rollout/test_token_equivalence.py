@@ -34,12 +34,19 @@ from agentrl.training import grpo
 from agentrl.training.expert import calculator_call, encode_turn
 from agentrl.training.settings import TrainingSettings
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")  # TRL's own use
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*gradient_checkpointing.* is deprecated:FutureWarning"
+)  # TRL's own use
 Ids = list[int]
 Tensors = dict[str, torch.Tensor]
 CALLS = 10_000
 CALLS_PER_EPISODE = 4
-RECORD_IDS = ("BCDFG", "Größe-№7", 'A"\\/\n<\N{SLIGHTLY SMILING FACE}', "e\N{COMBINING ACUTE ACCENT}\N{MATHEMATICAL SCRIPT CAPITAL X}")
+RECORD_IDS = (
+    "BCDFG",
+    "Größe-№7",
+    'A"\\/\n<\N{SLIGHTLY SMILING FACE}',
+    "e\N{COMBINING ACUTE ACCENT}\N{MATHEMATICAL SCRIPT CAPITAL X}",
+)
 AMPLE = 1500
 """With a prompt it still fits the context of the tiny model."""
 OPEN, BETWEEN, CLOSE = (
@@ -64,7 +71,9 @@ class Script:
         """What it was asked with."""
 
     def __call__(self, context: Ids, limit: int) -> Ids:
-        prompt = next(head for length in self.lengths if (head := tuple(context[:length])) in self.turns)
+        prompt = next(
+            head for length in self.lengths if (head := tuple(context[:length])) in self.turns
+        )
         asked = self.contexts[prompt]
         asked.append(list(context))
         return list(self.turns[prompt][len(asked) - 1][:limit])
@@ -80,15 +89,21 @@ class Stream:
     contexts: list[Ids]
 
 
-def play(tasks: Sequence[Task], turns: Sequence[Sequence[Ids]], chat: ChatProtocol, protocol: Protocol) -> list[tuple[Trajectory, Stream]]:
+def play(
+    tasks: Sequence[Task], turns: Sequence[Sequence[Ids]], chat: ChatProtocol, protocol: Protocol
+) -> list[tuple[Trajectory, Stream]]:
     """Our loop: one episode per task, each with its own prompt."""
     prompts = [tuple(chat.prompt(task.messages())) for task in tasks]
     script = Script(dict(zip(prompts, turns, strict=True)))
-    engine = ScriptedEngine(lambda request: script(request.context, request.max_tokens), chat.stop_ids)
+    engine = ScriptedEngine(
+        lambda request: script(request.context, request.max_tokens), chat.stop_ids
+    )
     keys = [Key("baseline", 0, task.split, task.id, 0, 42) for task in tasks]
     played = Rollout(engine, chat, protocol).play(tasks, keys)
     streams = [
-        Stream(episode.prompt_ids, episode.completion_ids, episode.loss_mask, script.contexts[prompt])
+        Stream(
+            episode.prompt_ids, episode.completion_ids, episode.loss_mask, script.contexts[prompt]
+        )
         for episode, prompt in zip(played, prompts, strict=True)
     ]
     return list(zip(played, streams, strict=True))
@@ -123,9 +138,13 @@ def courses(speller: Speller, task: Task) -> list[Course]:
 def test_ten_thousand_odd_calls_stand_in_the_record_as_sampled(
     courses: list[Course], qwen_chat: ChatProtocol, study: Study, tmp_path: Path
 ) -> None:
-    ample = study.protocol.model_copy(update={"budget": 10**6, "max_tool_iterations": CALLS_PER_EPISODE})
+    ample = study.protocol.model_copy(
+        update={"budget": 10**6, "max_tool_iterations": CALLS_PER_EPISODE}
+    )
     turns = [[said.ids for said in course.turns] for course in courses]
-    played, streams = zip(*play([course.task for course in courses], turns, qwen_chat, ample), strict=True)
+    played, streams = zip(
+        *play([course.task for course in courses], turns, qwen_chat, ample), strict=True
+    )
     known: dict[tuple[str, ...], Ids] = {(): []}
     for course, record, stream in zip(courses, played, streams, strict=True):
         check(course, record, stream.contexts, qwen_chat, known)
@@ -134,7 +153,13 @@ def test_ten_thousand_odd_calls_stand_in_the_record_as_sampled(
     assert tuple(trajectory.read(tmp_path / "episodes.jsonl")) == played[::10], "and on disk"
 
 
-def check(course: Course, record: Trajectory, contexts: list[Ids], chat: ChatProtocol, known: dict[tuple[str, ...], Ids]) -> None:
+def check(
+    course: Course,
+    record: Trajectory,
+    contexts: list[Ids],
+    chat: ChatProtocol,
+    known: dict[tuple[str, ...], Ids],
+) -> None:
     """The record is the prompt and, turn by turn, the ids as sampled and the template's text around the observations."""
     prompt = chat.tokenizer.encode(chat.render(course.task.messages()))
     stream, mask = [], []
@@ -142,10 +167,14 @@ def check(course: Course, record: Trajectory, contexts: list[Ids], chat: ChatPro
         assert contexts[index] == prompt + stream
         assert record.sampled[index].ids == said.ids
         calls = [call for call in record.calls if call.turn == index]
-        assert [typed((call.name, call.arguments)) for call in calls] == [typed(made) for made in said.calls], said.text
+        assert [typed((call.name, call.arguments)) for call in calls] == [
+            typed(made) for made in said.calls
+        ], said.text
         assert all(call.error == "second_call" for call in calls[1:])
         found = [call.observation == json.dumps(course.task.facts) for call in calls[:1]]
-        assert found == [made == right(course) for made in said.calls[:1]], "the environment gets the id, however it is spelled"
+        assert found == [made == right(course) for made in said.calls[:1]], (
+            "the environment gets the id, however it is spelled"
+        )
         observations = tuple(call.observation for call in calls)
         if observations not in known:
             known[observations] = chat.tokenizer.encode(OPEN + BETWEEN.join(observations) + CLOSE)
@@ -184,7 +213,9 @@ class EnvironmentTrainer(GRPOTrainer):
 
     script: Script
 
-    def _generate_single_turn(self, prompt_ids: list[Ids], *_: Any, **__: Any) -> tuple[list[Ids], None]:
+    def _generate_single_turn(
+        self, prompt_ids: list[Ids], *_: Any, **__: Any
+    ) -> tuple[list[Ids], None]:
         return [self.script(list(ids), self.max_completion_length) for ids in prompt_ids], None
 
 
@@ -212,7 +243,10 @@ class Loops:
         """The n-th script is the n-th task's episode."""
         tasks = self.tasks[: len(scripts)]
         own = play(tasks, scripts, self.chat, self.protocol.model_copy(update={"budget": budget}))
-        return [Played(ours, trl, episode) for (episode, ours), trl in zip(own, self.trl(scripts, budget), strict=True)]
+        return [
+            Played(ours, trl, episode)
+            for (episode, ours), trl in zip(own, self.trl(scripts, budget), strict=True)
+        ]
 
     def trl(self, scripts: Sequence[Sequence[Ids]], budget: int) -> list[Stream]:
         rows = [self.trainer.train_dataset[number] for number in range(len(scripts))]
@@ -221,7 +255,10 @@ class Loops:
         self.trainer.max_completion_length = budget
         self.batch = self.trainer._generate_and_score_completions(rows)
         return [
-            Stream(*(grpo._kept(self.batch, *names, row) for names in KEPT), self.trainer.script.contexts[prompt])
+            Stream(
+                *(grpo._kept(self.batch, *names, row) for names in KEPT),
+                self.trainer.script.contexts[prompt],
+            )
             for row, prompt in enumerate(prompts)
         ]
 
@@ -236,16 +273,27 @@ class Loops:
         return self.chat.tokenizer.encode(text)
 
 
-KEPT = (("prompt_ids", "prompt_mask"), ("completion_ids", "completion_mask"), ("tool_mask", "completion_mask"))
+KEPT = (
+    ("prompt_ids", "prompt_mask"),
+    ("completion_ids", "completion_mask"),
+    ("tool_mask", "completion_mask"),
+)
 GENERATED = 160
 """Episodes of generated calls; TRL renders its template twice for every call."""
 
 
 @pytest.fixture(scope="module")
-def loops(qwen_chat: ChatProtocol, tiny_qwen3: Qwen3ForCausalLM, study: Study, tmp_path_factory: pytest.TempPathFactory) -> Loops:
+def loops(
+    qwen_chat: ChatProtocol,
+    tiny_qwen3: Qwen3ForCausalLM,
+    study: Study,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Loops:
     tasks = generate(study.tasks, "train", GENERATED)
     model = copy.deepcopy(tiny_qwen3).train()
-    model.generation_config.eos_token_id = sorted(qwen_chat.stop_ids)  # as in Qwen3's generation_config.json
+    model.generation_config.eos_token_id = sorted(
+        qwen_chat.stop_ids
+    )  # as in Qwen3's generation_config.json
     settings = GRPOConfig(
         output_dir=str(tmp_path_factory.mktemp("trl")), max_tool_calling_iterations=study.protocol.max_tool_iterations,
         per_device_train_batch_size=2, num_generations=2, gradient_accumulation_steps=1, steps_per_generation=1, num_iterations=1,
@@ -255,7 +303,9 @@ def loops(qwen_chat: ChatProtocol, tiny_qwen3: Qwen3ForCausalLM, study: Study, t
         model=model,
         args=settings,
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
-        train_dataset=Dataset.from_list([{"prompt": t.messages(), "record_id": t.record_id, "facts": t.facts} for t in tasks]),
+        train_dataset=Dataset.from_list(
+            [{"prompt": t.messages(), "record_id": t.record_id, "facts": t.facts} for t in tasks]
+        ),
         processing_class=copy.deepcopy(qwen_chat.tokenizer),  # TRL adds its parser to it
         environment_factory=Environment,
     )
@@ -306,7 +356,10 @@ def test_trl_builds_the_same_stream(loops: Loops, speller: Speller, name: str) -
     """Prompt ids, completion ids, loss mask, and every context the sampler was asked with; spelled as the tokenizer would and otherwise."""
     turns, script = SAME[name]
     texts, rng = script(loops.tasks[0]), Random(name)
-    for spelled in (loops.ids(texts), *([speller.turn(text, rng) for text in texts] for _ in range(3))):
+    for spelled in (
+        loops.ids(texts),
+        *([speller.turn(text, rng) for text in texts] for _ in range(3)),
+    ):
         played = loops.one(spelled)
         assert played.ours == played.trl
         assert len(played.ours.contexts) == turns
@@ -318,7 +371,9 @@ def test_trl_builds_the_same_streams_from_generated_calls(loops: Loops, speller:
     rng = Random("both loops")
     scripts = []
     for task in loops.tasks:
-        calls = [calling(task.record_id, speller, rng, known=True).ids for _ in range(rng.randint(0, 4))]
+        calls = [
+            calling(task.record_id, speller, rng, known=True).ids for _ in range(rng.randint(0, 4))
+        ]
         scripts.append([*calls, closing(speller, rng, known=True).ids])
     for row, played in enumerate(loops.play(scripts)):
         assert played.ours == played.trl, loops.chat.decode(played.trl.completion)
@@ -340,7 +395,9 @@ def test_an_end_of_turn_in_ordinary_tokens_ends_nothing(loops: Loops) -> None:
 
 NOT_JSON = "Fehler: Aufruf ist kein gültiges JSON"
 UNCLOSED = "Fehler: Aufruf ist nicht abgeschlossen"
-UNRECORDABLE = "Fehler: Aufruf enthält eine unmögliche Zahl, ein ungültiges Zeichen oder zu viele Ebenen"
+UNRECORDABLE = (
+    "Fehler: Aufruf enthält eine unmögliche Zahl, ein ungültiges Zeichen oder zu viele Ebenen"
+)
 KEYS = "Fehler: Aufruf braucht genau name und arguments, gefunden: "
 NO_SUCH_ID = "Fehler: unbekannte Kennung"
 ARGUMENTS = "Fehler: lookup braucht genau das Argument record_id"
@@ -401,7 +458,10 @@ def test_trl_runs_every_call_of_a_turn(loops: Loops) -> None:
     """`GRPOTrainer._tool_call_loop` runs the calls of one message one after another; our prompt asks for one, so the second is an error."""
     turn, last = loops.ids([PRODUCT + calculator_call("2 + 2"), ANSWER])
     played = loops.one([turn, last])
-    assert played.ours.completion == turn + loops.encode(f"{OPEN}132{BETWEEN}Fehler: nur ein Aufruf pro Zug{CLOSE}") + last
+    assert (
+        played.ours.completion
+        == turn + loops.encode(f"{OPEN}132{BETWEEN}Fehler: nur ein Aufruf pro Zug{CLOSE}") + last
+    )
     assert played.trl.completion == turn + loops.encode(f"{OPEN}132{BETWEEN}4{CLOSE}") + last
     assert [call.error for call in played.episode.calls] == [None, "second_call"]
 
@@ -410,7 +470,10 @@ def test_trl_drops_a_good_call_beside_a_bad_one(loops: Loops) -> None:
     """`parse_response` falls back to plain text for the whole turn."""
     turn, last = loops.ids([PRODUCT + call("?"), ANSWER])
     played = loops.one([turn, last])
-    assert played.ours.completion == turn + loops.encode(f"{OPEN}132{BETWEEN}Fehler: nur ein Aufruf pro Zug{CLOSE}") + last
+    assert (
+        played.ours.completion
+        == turn + loops.encode(f"{OPEN}132{BETWEEN}Fehler: nur ein Aufruf pro Zug{CLOSE}") + last
+    )
     assert played.trl.completion == turn
 
 
@@ -463,7 +526,12 @@ def test_trl_dies_of_deep_nesting(loops: Loops) -> None:
     """`parse_response` catches ValueError and TypeError, not the RecursionError of `json.loads`: one sampled turn ends the training."""
     turn, last = loops.ids([call("[" * 1400), ANSWER])
     assert len(turn) < 768, "a sampler can do that within the pilot's budget"
-    ((episode, stream), *_) = play(loops.tasks[:1], [[turn, last]], loops.chat, loops.protocol.model_copy(update={"budget": AMPLE}))
+    ((episode, stream), *_) = play(
+        loops.tasks[:1],
+        [[turn, last]],
+        loops.chat,
+        loops.protocol.model_copy(update={"budget": AMPLE}),
+    )
     assert stream.completion == turn + loops.encode(OPEN + UNRECORDABLE + CLOSE) + last
     assert episode.outcome.tool_errors == 1
     with pytest.raises(RecursionError):
@@ -494,12 +562,16 @@ def test_budgets_agree_but_where_nothing_is_left_behind_an_observation(loops: Lo
     assert len(full) == 2
 
 
-def test_trl_stops_at_the_model_s_context_too(loops: Loops, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trl_stops_at_the_model_s_context_too(
+    loops: Loops, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`GRPOTrainer._tool_call_loop` also drops an observation at `max_position_embeddings`; we leave that to the configuration."""
     script = loops.ids(SAME["expert"][1](loops.tasks[0]))
     whole = loops.one(script)
     assert whole.ours == whole.trl
-    monkeypatch.setattr(loops.trainer.model.config, "max_position_embeddings", len(whole.ours.contexts[2]))
+    monkeypatch.setattr(
+        loops.trainer.model.config, "max_position_embeddings", len(whole.ours.contexts[2])
+    )
     capped = loops.one(script)
     assert capped.ours == whole.ours
     assert capped.trl.contexts == whole.ours.contexts[:2]
@@ -509,15 +581,22 @@ def test_trl_stops_at_the_model_s_context_too(loops: Loops, monkeypatch: pytest.
 
 
 @pytest.fixture
-def checked(loops: Loops, speller: Speller, study: Study, tmp_path: Path) -> tuple[grpo.Recorder, Tensors]:
+def checked(
+    loops: Loops, speller: Speller, study: Study, tmp_path: Path
+) -> tuple[grpo.Recorder, Tensors]:
     """A recorder that holds our episodes, and the batch that TRL's own loop made of the same turns."""
     rng = Random("boundary")
-    scripts = [[speller.turn(text, rng) for text in script(task)] for task, (_, script) in zip(loops.tasks, SAME.values(), strict=False)]
+    scripts = [
+        [speller.turn(text, rng) for text in script(task)]
+        for task, (_, script) in zip(loops.tasks, SAME.values(), strict=False)
+    ]
     episodes = [replace(played.episode, reward=0.0) for played in loops.play(scripts)]
     values = {name: getattr(study.training, name) for name in TrainingSettings.model_fields}
     settings = TrainingSettings(**values | {"group_size": 2, "batch_size": len(scripts)})
     rollout = Rollout(ScriptedEngine(lambda _: [], frozenset()), loops.chat, loops.protocol)
-    recorder = grpo.Recorder(rollout, loops.tasks, lambda _: 0.0, "pilot/seed-1", 1, tmp_path, settings)
+    recorder = grpo.Recorder(
+        rollout, loops.tasks, lambda _: 0.0, "pilot/seed-1", 1, tmp_path, settings
+    )
     recorder.batch = episodes
     return recorder, {**loops.batch, "episode": torch.arange(len(scripts))}
 
@@ -536,7 +615,11 @@ def rewritten(inputs: Tensors, ids: Ids, mask: Ids) -> None:
     """Give the expert's row another completion."""
     width = inputs["completion_ids"].shape[1]
     assert len(ids) == len(mask) < width
-    for name, values, pad in (("completion_ids", ids, 0), ("tool_mask", mask, 1), ("completion_mask", [1] * len(ids), 0)):
+    for name, values, pad in (
+        ("completion_ids", ids, 0),
+        ("tool_mask", mask, 1),
+        ("completion_mask", [1] * len(ids), 0),
+    ):
         inputs[name][EXPERT] = torch.tensor(values + [pad] * (width - len(values)))
 
 
@@ -544,7 +627,9 @@ def rerendered_turn(episode: Trajectory, inputs: Tensors, chat: ChatProtocol) ->
     """The sampled text tokenized anew, as TRL 0.29 did."""
     first = chat.tokenizer.encode(chat.decode(episode.sampled[0].ids))
     rest = len(episode.sampled[0].ids)
-    rewritten(inputs, first + episode.completion_ids[rest:], [1] * len(first) + episode.loss_mask[rest:])
+    rewritten(
+        inputs, first + episode.completion_ids[rest:], [1] * len(first) + episode.loss_mask[rest:]
+    )
 
 
 def rerendered_mask(episode: Trajectory, inputs: Tensors, chat: ChatProtocol) -> None:
@@ -558,7 +643,11 @@ def rerendered_mask(episode: Trajectory, inputs: Tensors, chat: ChatProtocol) ->
 def framing_dropped(episode: Trajectory, inputs: Tensors, chat: ChatProtocol) -> None:
     at = len(episode.sampled[0].ids)
     assert episode.segments[2].kind == "framing"
-    rewritten(inputs, episode.completion_ids[:at] + episode.completion_ids[at + 1 :], episode.loss_mask[:at] + episode.loss_mask[at + 1 :])
+    rewritten(
+        inputs,
+        episode.completion_ids[:at] + episode.completion_ids[at + 1 :],
+        episode.loss_mask[:at] + episode.loss_mask[at + 1 :],
+    )
 
 
 def framing_changed(episode: Trajectory, inputs: Tensors, chat: ChatProtocol) -> None:
@@ -570,7 +659,9 @@ def turns_swapped(episode: Trajectory, inputs: Tensors, chat: ChatProtocol) -> N
     one, two = (segment.ids for segment in episode.sampled[:2])
     ids = episode.completion_ids
     middle = ids[len(one) : ids.index(two[0], len(one))]
-    rewritten(inputs, two + middle + one + ids[len(one) + len(middle) + len(two) :], episode.loss_mask)
+    rewritten(
+        inputs, two + middle + one + ids[len(one) + len(middle) + len(two) :], episode.loss_mask
+    )
 
 
 def padding_kept(episode: Trajectory, inputs: Tensors, chat: ChatProtocol) -> None:
@@ -578,7 +669,9 @@ def padding_kept(episode: Trajectory, inputs: Tensors, chat: ChatProtocol) -> No
 
 
 def prompt_padding_kept(episode: Trajectory, inputs: Tensors, chat: ChatProtocol) -> None:
-    inputs["prompt_ids"] = torch.nn.functional.pad(inputs["prompt_ids"], (1, 0), value=chat.tokenizer.pad_token_id)
+    inputs["prompt_ids"] = torch.nn.functional.pad(
+        inputs["prompt_ids"], (1, 0), value=chat.tokenizer.pad_token_id
+    )
     inputs["prompt_mask"] = torch.nn.functional.pad(inputs["prompt_mask"], (1, 0), value=1)
 
 
@@ -594,7 +687,9 @@ CORRUPTIONS: list[tuple[Corruption, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("corrupt", "field"), CORRUPTIONS, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("corrupt", "field"), CORRUPTIONS, ids=lambda value: getattr(value, "__name__", "")
+)
 def test_one_wrong_token_stops_the_run(
     checked: tuple[grpo.Recorder, Tensors], qwen_chat: ChatProtocol, corrupt: Corruption, field: str
 ) -> None:

@@ -20,7 +20,10 @@ RECORD = Trajectory(
         Segment("framing", [9]),
         Segment("sampled", [10], [-2.25], "length"),
     ],
-    [Call(0, "lookup", {"record_id": "ÄÖ\u2028\x85"}, "x\ny", None, True), Call(1, None, None, "Fehler", "invalid_json", False)],
+    [
+        Call(0, "lookup", {"record_id": "ÄÖ\u2028\x85"}, "x\ny", None, True),
+        Call(1, None, None, "Fehler", "invalid_json", False),
+    ],
     Outcome(True, False, False, None, False, False, 1, "token_cap"),
     "transformers",
 )
@@ -37,9 +40,17 @@ def test_training_draws_anew_at_every_step_and_evaluation_at_none() -> None:
     assert trained.stream(2) == ("episode", 42, 3, "train-0001", 1, 2)
     assert trained.stream(2) != replace(trained, step=4).stream(2)
     for split in ("dev", "test"):
-        start, candidate = Key("baseline", 0, split, f"{split}-0001", 1, 42), Key("pilot/seed-42", 32, split, f"{split}-0001", 1, 42)
+        start, candidate = (
+            Key("baseline", 0, split, f"{split}-0001", 1, 42),
+            Key("pilot/seed-42", 32, split, f"{split}-0001", 1, 42),
+        )
         assert start.stream(2) == candidate.stream(2) == ("evaluation", 42, f"{split}-0001", 1, 2)
-        others = [replace(start, trial=0).stream(2), replace(start, task="x").stream(2), replace(start, seed=1).stream(2), start.stream(1)]
+        others = [
+            replace(start, trial=0).stream(2),
+            replace(start, task="x").stream(2),
+            replace(start, seed=1).stream(2),
+            start.stream(1),
+        ]
         assert len({start.stream(2), *others}) == 5
 
 
@@ -59,7 +70,10 @@ def test_round_trip_and_appending(tmp_path: Path) -> None:
 
 
 def test_same_record_same_bytes_and_no_empty_fields(tmp_path: Path) -> None:
-    one, two = write(tmp_path / "a", RECORD), write(tmp_path / "b", Trajectory.from_json(RECORD.to_json()))
+    one, two = (
+        write(tmp_path / "a", RECORD),
+        write(tmp_path / "b", Trajectory.from_json(RECORD.to_json())),
+    )
     assert one.read_bytes() == two.read_bytes()
     data = json.loads(one.read_text())
     assert data["version"] == trajectory.VERSION == 2

@@ -34,35 +34,58 @@ Z = float(stats.norm.ppf(0.975))
 
 
 def table(scores: list[list[float]]) -> pd.DataFrame:
-    rows = [(f"a{item:03d}", trial, score) for item, row in enumerate(scores) for trial, score in enumerate(row)]
+    rows = [
+        (f"a{item:03d}", trial, score)
+        for item, row in enumerate(scores)
+        for trial, score in enumerate(row)
+    ]
     return pd.DataFrame(rows, columns=["item", "trial", "score"])
 
 
 def outcomes(n: int, wins: int, losses: int) -> Paired:
     ties = [[1]] * (n - wins - losses)
-    return paired(table([[0]] * wins + [[1]] * losses + ties), table([[1]] * wins + [[0]] * losses + ties))
+    return paired(
+        table([[0]] * wins + [[1]] * losses + ties), table([[1]] * wins + [[0]] * losses + ties)
+    )
 
 
 def over_seeds(seeds: int, lost: list[int], items: int, trials: int = 1) -> TwoWay:
     """Seed s loses `lost[s]` of the items in all trials."""
     baseline = table([[1] * trials] * items)
     return two_way_mean(
-        seed_differences(baseline, {s: table([[0 if i < lost[s] else 1] * trials for i in range(items)]) for s in range(seeds)})
+        seed_differences(
+            baseline,
+            {
+                s: table([[0 if i < lost[s] else 1] * trials for i in range(items)])
+                for s in range(seeds)
+            },
+        )
     )
 
 
 class TestTango:
     @pytest.mark.parametrize(
-        ("wins", "losses", "n", "difference"), [(3, 5, 40, -0.1), (0, 4, 30, -0.02), (7, 2, 64, 0.3), (2, 2, 20, -0.4)]
+        ("wins", "losses", "n", "difference"),
+        [(3, 5, 40, -0.1), (0, 4, 30, -0.02), (7, 2, 64, 0.3), (2, 2, 20, -0.4)],
     )
-    def test_variance_uses_the_restricted_maximum_likelihood(self, wins: int, losses: int, n: int, difference: float) -> None:
+    def test_variance_uses_the_restricted_maximum_likelihood(
+        self, wins: int, losses: int, n: int, difference: float
+    ) -> None:
         def against(loss: float) -> float:
             win, tie = loss + difference, 1 - 2 * loss - difference
-            return -(wins * math.log(win) if wins else 0) - (losses * math.log(loss) if losses else 0) - (n - wins - losses) * math.log(tie)
+            return (
+                -(wins * math.log(win) if wins else 0)
+                - (losses * math.log(loss) if losses else 0)
+                - (n - wins - losses) * math.log(tie)
+            )
 
         low, high = max(0.0, -difference), (1 - difference) / 2
-        loss = optimize.minimize_scalar(against, bounds=(low + 1e-9, high - 1e-9), method="bounded", options={"xatol": 1e-10}).x
-        expected = (wins - losses - n * difference) / math.sqrt(n * (2 * loss + difference * (1 - difference)))
+        loss = optimize.minimize_scalar(
+            against, bounds=(low + 1e-9, high - 1e-9), method="bounded", options={"xatol": 1e-10}
+        ).x
+        expected = (wins - losses - n * difference) / math.sqrt(
+            n * (2 * loss + difference * (1 - difference))
+        )
         assert float(tango_z(wins, losses, n, difference)) == pytest.approx(expected, rel=1e-4)
 
     def test_at_no_difference_it_is_mcnemars_statistic(self) -> None:
@@ -85,7 +108,9 @@ class TestTango:
 
     @pytest.mark.parametrize("n", [64, 128, 250])
     @pytest.mark.parametrize("discordance", [0.05, 0.07, 0.1, 0.2])
-    def test_a_model_at_the_margin_passes_2_5_percent_at_most(self, n: int, discordance: float) -> None:
+    def test_a_model_at_the_margin_passes_2_5_percent_at_most(
+        self, n: int, discordance: float
+    ) -> None:
         assert tango_power(n, 0.05, discordance, difference=-0.05) <= 0.027
 
     def test_power_is_the_sum_over_all_outcomes(self) -> None:
@@ -101,7 +126,11 @@ class TestTango:
         assert tango_items(0.05, 0.0) == math.ceil(Z**2 * 0.95 / 0.05) == 73
         for discordance in (3 / 64, 0.2):
             items = tango_items(0.05, discordance)
-            assert tango_power(items, 0.05, discordance) >= 0.8 > tango_power(int(0.95 * items), 0.05, discordance)
+            assert (
+                tango_power(items, 0.05, discordance)
+                >= 0.8
+                > tango_power(int(0.95 * items), 0.05, discordance)
+            )
 
 
 class TestVerdict:
@@ -128,7 +157,10 @@ class TestVerdict:
         assert matched_lower(difference, se, n, Z) == pytest.approx(tango_lower(wins, losses, n, Z))
 
     def test_several_trials(self) -> None:
-        pair = paired(table([[1, 1], [1, 0], [0, 0], [1, 1]] * 30), table([[1, 1], [1, 1], [0, 0], [0, 1]] * 30))
+        pair = paired(
+            table([[1, 1], [1, 0], [0, 0], [1, 1]] * 30),
+            table([[1, 1], [1, 1], [0, 0], [0, 1]] * 30),
+        )
         result = non_inferiority(pair, 0.2)
         assert (result.method, result.passed) == ("matched-tango-score", True)
         t = stats.ttest_1samp(pair.differences, 0).confidence_interval(0.95).low
@@ -148,7 +180,9 @@ class TestVerdict:
 
     @pytest.mark.parametrize("seeds", [1, 5])
     def test_no_variation_still_has_a_bound(self, seeds: int) -> None:
-        small, large = (non_inferiority(over_seeds(seeds, [0] * seeds, n, trials=4), 0.05) for n in (64, 250))
+        small, large = (
+            non_inferiority(over_seeds(seeds, [0] * seeds, n, trials=4), 0.05) for n in (64, 250)
+        )
         assert (small.passed, large.passed) == (False, True)
         assert small.lower == pytest.approx(-(Z**2) / (64 + Z**2))
         assert NO_EVENT in small.note
@@ -161,8 +195,16 @@ class TestVerdict:
         rng = np.random.default_rng(1)
         for _ in range(300):
             n, df = int(rng.integers(5, 300)), float(rng.uniform(1, 100))
-            difference, se, quantile = rng.uniform(-1, 1), rng.uniform(0, 0.3), float(stats.t.ppf(0.975, df))
-            assert -1 <= matched_lower(difference, se, n, quantile) <= max(difference - quantile * se, -1)
+            difference, se, quantile = (
+                rng.uniform(-1, 1),
+                rng.uniform(0, 0.3),
+                float(stats.t.ppf(0.975, df)),
+            )
+            assert (
+                -1
+                <= matched_lower(difference, se, n, quantile)
+                <= max(difference - quantile * se, -1)
+            )
 
     def test_one_item_and_total_loss(self) -> None:
         assert not non_inferiority(over_seeds(1, [0], 1), 0.5).passed
@@ -177,7 +219,9 @@ class TestVerdict:
 
     def test_matched_items_are_near_the_exact_ones(self) -> None:
         for discordance in (0.03, 0.1, 0.2):
-            assert matched_items(0.05, Spread(discordance), 1) == pytest.approx(tango_items(0.05, discordance), rel=0.02)
+            assert matched_items(0.05, Spread(discordance), 1) == pytest.approx(
+                tango_items(0.05, discordance), rel=0.02
+            )
 
     @pytest.mark.parametrize("n", [64, 128])
     def test_lost_items_fool_a_t_bound_but_not_this_one(self, n: int) -> None:
@@ -187,7 +231,10 @@ class TestVerdict:
         for lost in rng.binomial(n, 0.05, size=1000):
             mean, se = -lost / n, math.sqrt(lost / n * (1 - lost / n) / (n - 1))
             study = replace(estimate, difference=mean, se=se or None, df=n - 1.0 if se else None)
-            passed.append(matched_lower(study.difference, study.se or 0.0, n, stats.t.ppf(0.975, n - 1)) > -0.05)
+            passed.append(
+                matched_lower(study.difference, study.se or 0.0, n, stats.t.ppf(0.975, n - 1))
+                > -0.05
+            )
             fooled.append(mean - stats.t.ppf(0.975, n - 1) * se > -0.05)
         assert np.mean(passed) <= 0.03
         assert np.mean(fooled) > 0.035

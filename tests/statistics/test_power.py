@@ -37,9 +37,12 @@ unhurried = settings(deadline=None, max_examples=40)
 
 class TestMcnemar:
     @pytest.mark.parametrize(
-        ("n", "gain", "discordance", "alpha"), [(12, 0.3, 0.5, 0.05), (20, 0.1, 0.1, 0.05), (9, -0.1, 0.4, 0.2), (7, 0.5, 1, 0.05)]
+        ("n", "gain", "discordance", "alpha"),
+        [(12, 0.3, 0.5, 0.05), (20, 0.1, 0.1, 0.05), (9, -0.1, 0.4, 0.2), (7, 0.5, 1, 0.05)],
     )
-    def test_is_the_sum_over_all_outcomes(self, n: int, gain: float, discordance: float, alpha: float) -> None:
+    def test_is_the_sum_over_all_outcomes(
+        self, n: int, gain: float, discordance: float, alpha: float
+    ) -> None:
         win, loss = (discordance + gain) / 2, (discordance - gain) / 2
         expected = sum(
             stats.multinomial.pmf([wins, losses, n - wins - losses], n, [win, loss, 1 - win - loss])
@@ -66,18 +69,24 @@ class TestMcnemar:
     def test_items(self, gain: float, discordance: float) -> None:
         items, share = mcnemar_items(gain, discordance), max(gain, discordance)
         assert mcnemar_power(items, gain, share) >= 0.8 > mcnemar_power(items - 1, gain, share)
-        normal = ((1.96 * math.sqrt(share) + 0.8416 * math.sqrt(share - gain**2)) / gain) ** 2  # Connor 1987
+        normal = (
+            (1.96 * math.sqrt(share) + 0.8416 * math.sqrt(share - gain**2)) / gain
+        ) ** 2  # Connor 1987
         assert 0.9 * normal <= items <= 1.3 * normal + 6
 
     @unhurried
     @given(st.integers(1, 200), st.floats(0, 1), st.floats(0, 1))
-    def test_false_finds_stay_below_half_of_alpha(self, n: int, discordance: float, share: float) -> None:
+    def test_false_finds_stay_below_half_of_alpha(
+        self, n: int, discordance: float, share: float
+    ) -> None:
         gain = -share * discordance
         assert mcnemar_power(n, gain, discordance) <= 0.025 + 1e-12
 
     @unhurried
     @given(st.integers(6, 200), st.floats(0.05, 1), st.floats(0, 1), st.floats(0, 1))
-    def test_grows_with_the_gain(self, n: int, discordance: float, first: float, second: float) -> None:
+    def test_grows_with_the_gain(
+        self, n: int, discordance: float, first: float, second: float
+    ) -> None:
         low, high = sorted((first * discordance, second * discordance))
         assert mcnemar_power(n, low, discordance) <= mcnemar_power(n, high, discordance) + 1e-12
 
@@ -115,14 +124,26 @@ class TestT:
             (Design(60, 2, 3), Spread(0.05, 0.0, 0.02, 0.1, 0.1), 0.12),
         ],
     )
-    def test_agrees_with_simulated_studies(self, design: Design, spread: Spread, gain: float) -> None:
+    def test_agrees_with_simulated_studies(
+        self, design: Design, spread: Spread, gain: float
+    ) -> None:
         rng, studies = np.random.default_rng(0), 3000
         n, k, trials = design.items, design.seeds, design.trials
-        item = math.sqrt(spread.item + spread.stream / trials) * rng.standard_normal((studies, n, 1))
+        item = math.sqrt(spread.item + spread.stream / trials) * rng.standard_normal(
+            (studies, n, 1)
+        )
         seed = math.sqrt(spread.seed) * rng.standard_normal((studies, 1, k))
-        data = gain + item + seed + math.sqrt(spread.interaction + spread.trial / trials) * rng.standard_normal((studies, n, k))
+        data = (
+            gain
+            + item
+            + seed
+            + math.sqrt(spread.interaction + spread.trial / trials)
+            * rng.standard_normal((studies, n, k))
+        )
         squares = anova(data)
-        found = np.mean(data.mean(axis=(1, 2)) > stats.t.ppf(0.975, squares.df) * np.sqrt(squares.variance))
+        found = np.mean(
+            data.mean(axis=(1, 2)) > stats.t.ppf(0.975, squares.df) * np.sqrt(squares.variance)
+        )
         assert t_power(design, gain, spread) == pytest.approx(found, abs=0.06)
 
     def test_expected_squares_give_the_variance(self) -> None:
@@ -134,9 +155,14 @@ class TestT:
         design, spread = Design(64, 2, 3), Spread(0.005, 0.0001, 0.005, 0.1, 0.1)
         found = needed(design, 0.1, spread)
         for name, size in found.items():
-            enough, less = ({"items": 64, "trials": 2, "seeds": 3, name: value} for value in (size, size - 1))
+            enough, less = (
+                {"items": 64, "trials": 2, "seeds": 3, name: value} for value in (size, size - 1)
+            )
             assert t_power(Design(**enough), 0.1, spread) >= 0.8
-            assert size == {"items": 2, "trials": 1, "seeds": 2}[name] or t_power(Design(**less), 0.1, spread) < 0.8
+            assert (
+                size == {"items": 2, "trials": 1, "seeds": 2}[name]
+                or t_power(Design(**less), 0.1, spread) < 0.8
+            )
 
     def test_what_cannot_help_is_none(self) -> None:
         assert needed(Design(64, 2, 3), 0.05, Spread(0.0, seed=0.01))["items"] is None
@@ -160,12 +186,23 @@ class TestSpread:
     @pytest.mark.parametrize("flips", [0.1, 0.5], ids=["shared streams", "streams of their own"])
     @pytest.mark.parametrize("seeds", [1, 6])
     def test_observed_spread_finds_what_made_the_data(self, seeds: int, flips: float) -> None:
-        made, found = Tied(flips), observed_spread(two_way_mean(Tied(flips).differences(4000, 3, seeds, np.random.default_rng(1))))
+        made, found = (
+            Tied(flips),
+            observed_spread(
+                two_way_mean(Tied(flips).differences(4000, 3, seeds, np.random.default_rng(1)))
+            ),
+        )
         assert found.item == pytest.approx(made.item, abs=0.006)
         if seeds == 1:
-            assert (found.trial, found.stream) == (pytest.approx(made.trial + made.stream, rel=0.05), 0)
+            assert (found.trial, found.stream) == (
+                pytest.approx(made.trial + made.stream, rel=0.05),
+                0,
+            )
         else:
-            assert (found.trial, found.stream) == (pytest.approx(made.trial, rel=0.05), pytest.approx(made.stream, rel=0.1))
+            assert (found.trial, found.stream) == (
+                pytest.approx(made.trial, rel=0.05),
+                pytest.approx(made.stream, rel=0.1),
+            )
         assert found.interaction == pytest.approx(0, abs=0.004)
         assert found.seed < 1e-4
 
@@ -177,20 +214,30 @@ class TestSpread:
         means = [candidates.mean() - baseline.mean() for baseline, candidates in studies]
         assert spread.error(Design(items, 8, seeds))[0] == pytest.approx(np.std(means), rel=0.1)
 
-    def test_equally_good_policies_share_half_of_the_trial_noise_however_closely_streams_tie_them(self) -> None:
+    def test_equally_good_policies_share_half_of_the_trial_noise_however_closely_streams_tie_them(
+        self,
+    ) -> None:
         for flips in (0.05, 0.2, 0.5):
             made, rng = Tied(flips, help_most=0.0), np.random.default_rng(3)
             cube = made.differences(4000, 3, 5, rng)
             expected = assumed_spread(float((cube["difference"] != 0).mean()), repeatable=0.0)
             found = observed_spread(two_way_mean(cube))
-            assert (found.trial, found.stream) == (pytest.approx(expected.trial, rel=0.05), pytest.approx(expected.stream, rel=0.1))
+            assert (found.trial, found.stream) == (
+                pytest.approx(expected.trial, rel=0.05),
+                pytest.approx(expected.stream, rel=0.1),
+            )
 
     def test_one_trial_leaves_everything_where_it_is(self) -> None:
         baseline = pd.DataFrame({"item": ["a", "b", "c"], "trial": 0, "score": [0, 1, 0]})
         candidates = {1: baseline.assign(score=[1, 1, 0]), 2: baseline.assign(score=[1, 0, 0])}
         estimate = two_way_mean(seed_differences(baseline, candidates))
         found, parts = observed_spread(estimate), estimate.components
-        assert (found.item, found.interaction, found.trial, found.stream) == (parts.item, parts.residual, 0, 0)
+        assert (found.item, found.interaction, found.trial, found.stream) == (
+            parts.item,
+            parts.residual,
+            0,
+            0,
+        )
         with pytest.raises(StatisticsError, match="one item only"):
             observed_spread(two_way_mean(seed_differences(baseline.head(1), {1: baseline.head(1)})))
 
@@ -210,21 +257,34 @@ class Tied:
         self.item, self.stream = help_most**2 / 12 / 4, stream.mean()
         self.trial = ((1 - g**2) / 4 + 0.25 - 2 * (1 - g) * c - stream).mean()
 
-    def outcomes(self, items: int, trials: int, seeds: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def outcomes(
+        self, items: int, trials: int, seeds: int, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The baseline's (items, trials) and the candidates' (seeds, items, trials)."""
         held = rng.random((items, trials)) < 0.5
         read = held ^ (rng.random((seeds + 1, items, trials)) < self.flips)
         helped = rng.random((seeds, items, trials)) < self.most * rng.random((items, 1))
         return read[0], read[1:] | helped
 
-    def differences(self, items: int, trials: int, seeds: int, rng: np.random.Generator) -> pd.DataFrame:
+    def differences(
+        self, items: int, trials: int, seeds: int, rng: np.random.Generator
+    ) -> pd.DataFrame:
         baseline, candidates = self.outcomes(items, trials, seeds, rng)
-        return seed_differences(self._scores(baseline), {seed: self._scores(found) for seed, found in enumerate(candidates)})
+        return seed_differences(
+            self._scores(baseline),
+            {seed: self._scores(found) for seed, found in enumerate(candidates)},
+        )
 
     @staticmethod
     def _scores(outcomes: np.ndarray) -> pd.DataFrame:
         items, trials = np.indices(outcomes.shape)
-        return pd.DataFrame({"item": [f"i{i:04d}" for i in items.ravel()], "trial": trials.ravel(), "score": outcomes.ravel().astype(int)})
+        return pd.DataFrame(
+            {
+                "item": [f"i{i:04d}" for i in items.ravel()],
+                "trial": trials.ravel(),
+                "score": outcomes.ravel().astype(int),
+            }
+        )
 
 
 class TestWords:
@@ -232,7 +292,9 @@ class TestWords:
 
     def test_pilot(self) -> None:
         sees, takes, gate = sentences(*self.PILOT)
-        assert sees.startswith("32 items, 1 trial, 1 seed: significance takes at least 6 wins to 0 losses, and the smallest gain found ")
+        assert sees.startswith(
+            "32 items, 1 trial, 1 seed: significance takes at least 6 wins to 0 losses, and the smallest gain found "
+        )
         assert sees.endswith("with 80% power is 23.6 points.")
         assert takes == "To find 3.1 points with 80% power (this design: 0%) it takes 423 items."
         assert gate == (
@@ -241,17 +303,31 @@ class TestWords:
         )
 
     def test_more_seeds_and_trials(self) -> None:
-        sees, takes, _ = sentences(Design(250, 4, 5), 0.07, 0.2, assumed_spread(0.2, 0.03), 64, [0.1])
+        sees, takes, _ = sentences(
+            Design(250, 4, 5), 0.07, 0.2, assumed_spread(0.2, 0.03), 64, [0.1]
+        )
         assert "250 items, 4 trials, 5 seeds: the smallest gain found with 80% power is" in sees
         assert "descriptive" not in sees
         assert "trials alone" in takes
         assert "the rest unchanged" in takes
-        assert "fewer than 5 seeds are descriptive only" in sentences(Design(250, 4, 3), 0.05, 0.2, assumed_spread(0.2), 64, [0.1])[0]
-        assert "not for other seeds" in sentences(Design(250, 4, 1), 0.05, 0.2, assumed_spread(0.2), 64, [0.1])[0]
+        assert (
+            "fewer than 5 seeds are descriptive only"
+            in sentences(Design(250, 4, 3), 0.05, 0.2, assumed_spread(0.2), 64, [0.1])[0]
+        )
+        assert (
+            "not for other seeds"
+            in sentences(Design(250, 4, 1), 0.05, 0.2, assumed_spread(0.2), 64, [0.1])[0]
+        )
 
     def test_hopeless_designs_say_so(self) -> None:
-        assert "too few for any outcome to be significant" in sentences(Design(4), 0.1, 0.2, assumed_spread(0.2), 64, [0.1])[0]
-        assert "no one number is enough" in sentences(Design(4, 1, 2), 0.01, 0.2, Spread(0.2, 0.01), 64, [0.1])[1]
+        assert (
+            "too few for any outcome to be significant"
+            in sentences(Design(4), 0.1, 0.2, assumed_spread(0.2), 64, [0.1])[0]
+        )
+        assert (
+            "no one number is enough"
+            in sentences(Design(4, 1, 2), 0.01, 0.2, Spread(0.2, 0.01), 64, [0.1])[1]
+        )
 
     def test_gate_at_several_discordances(self) -> None:
         gate = sentences(Design(32), 0.1, 0.2, assumed_spread(0.2), 64, [0.1, 0.03])[2]

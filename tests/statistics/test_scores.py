@@ -18,7 +18,11 @@ unhurried = settings(deadline=None)
 
 
 def table(scores: list[list[float]]) -> pd.DataFrame:
-    rows = [(f"a{item}", trial, score) for item, row in enumerate(scores) for trial, score in enumerate(row)]
+    rows = [
+        (f"a{item}", trial, score)
+        for item, row in enumerate(scores)
+        for trial, score in enumerate(row)
+    ]
     return pd.DataFrame(rows, columns=["item", "trial", "score"])
 
 
@@ -35,7 +39,9 @@ class TestSeedDifferences:
         assert cube.tolist() == [[[0, 0], [1, 0]], [[0, 0], [0, 0]], [[0, 0], [0, 1]]]
 
     def test_order_of_rows_does_not_matter(self) -> None:
-        shuffled = seed_differences(BASELINE[::-1], {3: EQUAL.sample(frac=1, random_state=2), 7: BETTER[::-1]})
+        shuffled = seed_differences(
+            BASELINE[::-1], {3: EQUAL.sample(frac=1, random_state=2), 7: BETTER[::-1]}
+        )
         pd.testing.assert_frame_equal(shuffled, seed_differences(BASELINE, {7: BETTER, 3: EQUAL}))
 
     @pytest.mark.parametrize(
@@ -44,12 +50,17 @@ class TestSeedDifferences:
             ({}, "no candidate seed"),
             ({1: BETTER, 2: BETTER.drop(index=3)}, "candidate seed 2: no row for 'a1' trial 1"),
             ({1: BETTER[BETTER["item"] != "a2"]}, "candidate seed 1: lacks the items 'a2'"),
-            ({1: pd.concat([BETTER, BETTER.tail(2).assign(item="new")])}, "baseline: lacks the items 'new'"),
+            (
+                {1: pd.concat([BETTER, BETTER.tail(2).assign(item="new")])},
+                "baseline: lacks the items 'new'",
+            ),
             ({1: BETTER[BETTER["trial"] == 0]}, "candidate seed 1: lacks the trials 1"),
             ({1: pd.concat([BETTER, BETTER.head(1)])}, "more than one row for 'a0' trial 0"),
         ],
     )
-    def test_refusals_name_the_seed(self, candidates: dict[int, pd.DataFrame], fragment: str) -> None:
+    def test_refusals_name_the_seed(
+        self, candidates: dict[int, pd.DataFrame], fragment: str
+    ) -> None:
         with pytest.raises(StatisticsError) as caught:
             seed_differences(BASELINE, candidates)
         assert fragment in str(caught.value)
@@ -62,11 +73,17 @@ FULL = seed_differences(BASELINE, {7: BETTER, 3: EQUAL})
     ("broken", "fragment"),
     [
         (FULL.drop(index=4), "no row for 'a2' seed 3 trial 0; rerun these, nothing is imputed"),
-        (FULL[~((FULL["seed"] == 3) & (FULL["item"] == "a1"))], "no row for 'a1' seed 3 trial 0, 'a1' seed 3 trial 1"),
+        (
+            FULL[~((FULL["seed"] == 3) & (FULL["item"] == "a1"))],
+            "no row for 'a1' seed 3 trial 0, 'a1' seed 3 trial 1",
+        ),
         (pd.concat([FULL, FULL.tail(1)]), "more than one row for 'a2' seed 7 trial 1"),
         (FULL.drop(columns="seed"), "no column seed"),
         (FULL.assign(seed="3"), "seed must be a whole number"),
-        (FULL.assign(difference=FULL["difference"] * 3), "difference is no number in [-1, 1] for 'a0' trial 0: 3.0"),
+        (
+            FULL.assign(difference=FULL["difference"] * 3),
+            "difference is no number in [-1, 1] for 'a0' trial 0: 3.0",
+        ),
         (FULL.assign(difference=np.nan), "no number in [-1, 1]"),
         (FULL.head(0), "no rows"),
     ],
@@ -87,16 +104,22 @@ class TestPassHatK:
     def test_is_the_share_of_k_subsets_that_succeed(self, scores: list[list[int]]) -> None:
         found = pass_hat_k(table(scores))
         for k, value in found.items():
-            subsets = [math.prod(chosen) for row in scores for chosen in itertools.combinations(row, k)]
+            subsets = [
+                math.prod(chosen) for row in scores for chosen in itertools.combinations(row, k)
+            ]
             assert value == pytest.approx(np.mean(subsets))
         assert list(found.values()) == sorted(found.values(), reverse=True)
 
     def test_is_unbiased(self) -> None:
         rng, rates = np.random.default_rng(0), np.array([0.2, 0.7, 0.9])
         outcomes = (rng.random((20_000, 3, 5)) < rates[:, None]).sum(axis=2)
-        estimate = np.mean([[math.comb(c, 3) / math.comb(5, 3) for c in study] for study in outcomes.tolist()])
+        estimate = np.mean(
+            [[math.comb(c, 3) / math.comb(5, 3) for c in study] for study in outcomes.tolist()]
+        )
         assert estimate == pytest.approx(np.mean(rates**3), abs=0.005)
-        assert pass_hat_k(table([[1] * c + [0] * (5 - c) for c in (1, 3, 5)]))[3] == pytest.approx((0 + 1 / 10 + 1) / 3)
+        assert pass_hat_k(table([[1] * c + [0] * (5 - c) for c in (1, 3, 5)]))[3] == pytest.approx(
+            (0 + 1 / 10 + 1) / 3
+        )
 
     def test_many_trials_do_not_overflow(self) -> None:
         assert pass_hat_k(table([[1] * 299 + [0]]))[150] == pytest.approx(0.5)

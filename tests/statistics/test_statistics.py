@@ -41,14 +41,20 @@ MONTE_CARLO = 1_000_000
 
 def table(scores: list[list[float]]) -> pd.DataFrame:
     """Return a score table from one list of trial scores per item; the items are a0, a1, ..."""
-    rows = [(f"a{item}", trial, score) for item, row in enumerate(scores) for trial, score in enumerate(row)]
+    rows = [
+        (f"a{item}", trial, score)
+        for item, row in enumerate(scores)
+        for trial, score in enumerate(row)
+    ]
     return pd.DataFrame(rows, columns=["item", "trial", "score"])
 
 
 def outcomes(n: int, wins: int, losses: int) -> Paired:
     """Return a pair of single-trial 0/1 outcomes; ties alternate between both right and both wrong."""
     ties = [[index % 2] for index in range(n - wins - losses)]
-    return paired(table([[0]] * wins + [[1]] * losses + ties), table([[1]] * wins + [[0]] * losses + ties))
+    return paired(
+        table([[0]] * wins + [[1]] * losses + ties), table([[1]] * wins + [[0]] * losses + ties)
+    )
 
 
 def differences_of(n: int, wins: int, losses: int) -> list[int]:
@@ -57,7 +63,9 @@ def differences_of(n: int, wins: int, losses: int) -> list[int]:
 
 
 lattice_values = st.sampled_from([1, 2, 3, 4, 7]).flatmap(
-    lambda m: st.lists(st.integers(-m, m), min_size=1, max_size=24).map(lambda ks: [k / m for k in ks])
+    lambda m: st.lists(st.integers(-m, m), min_size=1, max_size=24).map(
+        lambda ks: [k / m for k in ks]
+    )
 )
 confidences = st.sampled_from([0.5, 0.8, 0.9, 0.95, 0.99])
 
@@ -105,7 +113,10 @@ class TestPaired:
 
     def test_row_order_and_trial_order_do_not_matter(self) -> None:
         before, after = table([[0, 1], [1, 1], [0, 0]]), table([[1, 1], [0, 1], [0, 0]])
-        pair, shuffled = paired(before, after), paired(before.sample(frac=1, random_state=1), after[::-1])
+        pair, shuffled = (
+            paired(before, after),
+            paired(before.sample(frac=1, random_state=1), after[::-1]),
+        )
         assert pair.differences.to_dict() == {"a0": 0.5, "a1": -0.5, "a2": 0.0}
         pd.testing.assert_series_equal(pair.differences, shuffled.differences)
         assert (pair.wins, pair.losses, pair.ties, pair.trials) == (1, 1, 1, 2)
@@ -124,28 +135,47 @@ class TestPaired:
     def test_swapping_the_policies_negates(self) -> None:
         before, after = table([[0, 1], [1, 1], [0, 0]]), table([[1, 1], [0, 0], [0, 1]])
         there, back = paired(before, after), paired(after, before)
-        assert (there.wins, there.losses, there.difference) == (back.losses, back.wins, -back.difference)
+        assert (there.wins, there.losses, there.difference) == (
+            back.losses,
+            back.wins,
+            -back.difference,
+        )
 
 
 FULL = table([[0, 1], [1, 1], [0, 0]])
 REFUSED = {
     "missing trial": (FULL.drop(index=3), ["candidate", "no row for 'a1' trial 1"]),
     "missing item": (FULL[FULL["item"] != "a2"], ["candidate: lacks the items 'a2'"]),
-    "extra item": (pd.concat([FULL, FULL.tail(2).assign(item="new")]), ["baseline: lacks the items 'new'"]),
+    "extra item": (
+        pd.concat([FULL, FULL.tail(2).assign(item="new")]),
+        ["baseline: lacks the items 'new'"],
+    ),
     "fewer trials": (FULL[FULL["trial"] == 0], ["candidate: lacks the trials 1"]),
-    "duplicate": (pd.concat([FULL, FULL.head(1)]), ["candidate", "more than one row for 'a0' trial 0"]),
+    "duplicate": (
+        pd.concat([FULL, FULL.head(1)]),
+        ["candidate", "more than one row for 'a0' trial 0"],
+    ),
     "above one": (FULL.assign(score=[0, 1, 1, 2, 0, 0]), ["'a1' trial 1: 2", "[0, 1]"]),
     "negative": (FULL.assign(score=[0, 1, 1, 1, 0, -0.1]), ["'a2' trial 1: -0.1"]),
     "NaN": (FULL.assign(score=[np.nan, 1, 1, 1, 0, 0]), ["'a0' trial 0: nan"]),
     "infinite": (FULL.assign(score=[np.inf, 1, 1, 1, 0, 0]), ["'a0' trial 0: inf"]),
     "text score": (FULL.assign(score=list("011100")), ["score must be a number"]),
-    "number as item": (FULL.assign(item=[1, 1, 2, 2, 3, 3]), ["be str", "1, 1, 2, 2, 3 and 1 more"]),
+    "number as item": (
+        FULL.assign(item=[1, 1, 2, 2, 3, 3]),
+        ["be str", "1, 1, 2, 2, 3 and 1 more"],
+    ),
     "empty item": (FULL.assign(item=["a0", None, "a1", "a1", "a2", "a2"]), ["item must be str"]),
     "fractional trial": (FULL.assign(trial=FULL["trial"] + 0.5), ["trial must be a whole number"]),
-    "empty trial": (FULL.assign(trial=pd.array([0, 1, 0, None, 0, 1], "Int64")), ["Int64 or a gap"]),
+    "empty trial": (
+        FULL.assign(trial=pd.array([0, 1, 0, None, 0, 1], "Int64")),
+        ["Int64 or a gap"],
+    ),
     "no column": (FULL.drop(columns="score"), ["no column score", "found item, trial"]),
     "no rows": (FULL.head(0), ["candidate: no rows"]),
-    "two seeds": (pd.concat([FULL.assign(seed=1), FULL.assign(seed=2)]), ["seeds 1, 2 in one table"]),
+    "two seeds": (
+        pd.concat([FULL.assign(seed=1), FULL.assign(seed=2)]),
+        ["seeds 1, 2 in one table"],
+    ),
 }
 
 
@@ -238,13 +268,17 @@ class TestExactBootstrap:
             assert np.mean(means <= point + 1e-9) == pytest.approx(probability, abs=error)
         interval = item_bootstrap(values)
         for level, end in ((0.025, interval.low), (0.975, interval.high)):
-            assert np.mean(means < end - 1e-9) - 1e-3 <= level <= np.mean(means <= end + 1e-9) + 1e-3
+            assert (
+                np.mean(means < end - 1e-9) - 1e-3 <= level <= np.mean(means <= end + 1e-9) + 1e-3
+            )
 
     @pytest.mark.parametrize(("n", "wins"), [(1, 1), (32, 1), (64, 31), (250, 200)])
     def test_wins_alone_are_binomial(self, n: int, wins: int) -> None:
         for confidence in (0.5, 0.9, 0.95, 0.99):
             interval = item_bootstrap(differences_of(n, wins, 0), confidence)
-            expected = stats.binom.ppf([(1 - confidence) / 2, (1 + confidence) / 2], n, wins / n) / n
+            expected = (
+                stats.binom.ppf([(1 - confidence) / 2, (1 + confidence) / 2], n, wins / n) / n
+            )
             assert [interval.low, interval.high] == pytest.approx(expected.tolist())
 
     def test_fine_lattice_stays_exact_and_accurate(self) -> None:
@@ -259,7 +293,10 @@ class TestExactBootstrap:
         assert mean_distribution([0, 1]).probability.tolist() == pytest.approx([0.25, 0.5, 0.25])
         interval, swapped = item_bootstrap([0, 1], 0.5), item_bootstrap([0, -1], 0.5)
         assert (interval.low, interval.high) == (0.0, 0.5)
-        assert (swapped.low, swapped.high) == (-1.0, -0.5)  # the mirror would be -0.5, 0: see item_bootstrap
+        assert (swapped.low, swapped.high) == (
+            -1.0,
+            -0.5,
+        )  # the mirror would be -0.5, 0: see item_bootstrap
 
     @pytest.mark.parametrize(("n", "wins"), [(10, 3), (12, 5), (31, 2), (64, 1)])
     def test_rounding_of_the_level_moves_no_end(self, n: int, wins: int) -> None:
@@ -280,17 +317,31 @@ class TestSignFlip:
         assert found.p == pytest.approx(mcnemar_exact(wins, losses), rel=1e-12)
         assert found.method == "exact-sign-flip"
 
-    @pytest.mark.parametrize("values", [[0.25, 0.5, -0.25, 0, 1, -0.75, 0.25, 0.5], [1 / 3, 2 / 3, -1 / 3, 1, 0], [-1.0, -0.5, -1.0]])
+    @pytest.mark.parametrize(
+        "values",
+        [
+            [0.25, 0.5, -0.25, 0, 1, -0.75, 0.25, 0.5],
+            [1 / 3, 2 / 3, -1 / 3, 1, 0],
+            [-1.0, -0.5, -1.0],
+        ],
+    )
     def test_exact_route_agrees_with_scipy(self, values: list[float]) -> None:
         sums = (np.array(values) * 12).round()
-        other = stats.permutation_test((sums,), np.sum, permutation_type="samples", n_resamples=np.inf)
+        other = stats.permutation_test(
+            (sums,), np.sum, permutation_type="samples", n_resamples=np.inf
+        )
         assert sign_flip(values).p == pytest.approx(other.pvalue)
 
     @unhurried
     @given(lattice_values.filter(lambda values: len(values) <= 10))
     def test_counts_every_sign_vector(self, values: list[float]) -> None:
-        sums = [abs(sum(s * v for s, v in zip(signs, values, strict=True))) for signs in itertools.product((-1, 1), repeat=len(values))]
-        assert sign_flip(values).p == pytest.approx(np.mean(np.array(sums) >= abs(sum(values)) - 1e-9))
+        sums = [
+            abs(sum(s * v for s, v in zip(signs, values, strict=True)))
+            for signs in itertools.product((-1, 1), repeat=len(values))
+        ]
+        assert sign_flip(values).p == pytest.approx(
+            np.mean(np.array(sums) >= abs(sum(values)) - 1e-9)
+        )
 
     def test_drawn_signs_agree_with_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
         values = np.random.default_rng(3).integers(-3, 6, size=60) / 4
@@ -298,7 +349,12 @@ class TestSignFlip:
         exact = sign_flip(values)
         monkeypatch.setattr(agent_statistics, "MAX_SIGN_STEPS", 0)
         drawn = sign_flip(values, seed=4, resamples=200_000)
-        assert (exact.method, drawn.method, drawn.seed, drawn.resamples) == ("exact-sign-flip", "monte-carlo-sign-flip", 4, 200_000)
+        assert (exact.method, drawn.method, drawn.seed, drawn.resamples) == (
+            "exact-sign-flip",
+            "monte-carlo-sign-flip",
+            4,
+            200_000,
+        )
         assert drawn.p == pytest.approx(exact.p, abs=5 * math.sqrt(exact.p / 200_000) + 1e-5)
 
     def test_off_the_lattice_signs_are_drawn_and_p_is_never_zero(self) -> None:
@@ -332,7 +388,11 @@ class TestResampling:
     def test_records_its_seed_and_repeats(self) -> None:
         first, again = (item_bootstrap(self.VALUES, seed=7, resamples=5_000) for _ in range(2))
         assert first == again
-        assert (first.method, first.seed, first.resamples) == ("resampled-percentile-bootstrap", 7, 5_000)
+        assert (first.method, first.seed, first.resamples) == (
+            "resampled-percentile-bootstrap",
+            7,
+            5_000,
+        )
         other = item_bootstrap(self.VALUES, seed=8, resamples=5_000)
         assert (other.low, other.high) != (first.low, first.high)
 
@@ -347,7 +407,9 @@ class TestResampling:
         monkeypatch.setattr(agent_statistics, "mean_distribution", lambda values: None)
         resampled = item_bootstrap(values, resamples=100_000)
         assert resampled.method == "resampled-percentile-bootstrap"
-        assert [resampled.low, resampled.high] == pytest.approx([exact.low, exact.high], abs=1.5 / 256)
+        assert [resampled.low, resampled.high] == pytest.approx(
+            [exact.low, exact.high], abs=1.5 / 256
+        )
 
     def test_chunks_cover_every_resample(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(agent_statistics, "CHUNK_CELLS", 64)
@@ -358,7 +420,11 @@ class TestResampling:
     def test_agrees_with_scipy(self) -> None:
         found = item_bootstrap(self.VALUES, resamples=200_000)
         other = stats.bootstrap(
-            (self.VALUES,), np.mean, n_resamples=200_000, method="percentile", rng=np.random.default_rng(1)
+            (self.VALUES,),
+            np.mean,
+            n_resamples=200_000,
+            method="percentile",
+            rng=np.random.default_rng(1),
         ).confidence_interval
         assert [found.low, found.high] == pytest.approx([other.low, other.high], abs=0.01)
 
@@ -372,28 +438,40 @@ class TestProperties:
         cumulative = np.cumsum(mean_distribution(values).probability)
         levels = np.array([(1 - confidence) / 2, (1 + confidence) / 2])
         assume(np.abs(cumulative[:, None] - levels).min() > 1e-9)
-        there, back = item_bootstrap(values, confidence), item_bootstrap(np.negative(values), confidence)
+        there, back = (
+            item_bootstrap(values, confidence),
+            item_bootstrap(np.negative(values), confidence),
+        )
         assert [there.low, there.high] == pytest.approx([-back.high, -back.low], abs=1e-12)
 
     @unhurried
     @given(lattice_values, confidences)
-    def test_swapping_moves_an_end_one_point_at_most(self, values: list[float], confidence: float) -> None:
+    def test_swapping_moves_an_end_one_point_at_most(
+        self, values: list[float], confidence: float
+    ) -> None:
         support = mean_distribution(values).support
         step = support[1] - support[0] if len(support) > 1 else 0.0
-        there, back = item_bootstrap(values, confidence), item_bootstrap(np.negative(values), confidence)
+        there, back = (
+            item_bootstrap(values, confidence),
+            item_bootstrap(np.negative(values), confidence),
+        )
         assert abs(there.low + back.high) <= step + 1e-12
         assert abs(there.high + back.low) <= step + 1e-12
 
     @unhurried
     @given(lattice_values)
     def test_intervals_are_nested_in_confidence(self, values: list[float]) -> None:
-        intervals = [item_bootstrap(values, confidence) for confidence in (0.5, 0.8, 0.9, 0.95, 0.99)]
+        intervals = [
+            item_bootstrap(values, confidence) for confidence in (0.5, 0.8, 0.9, 0.95, 0.99)
+        ]
         for inner, outer in itertools.pairwise(intervals):
             assert outer.low <= inner.low <= inner.high <= outer.high
 
     @unhurried
     @given(lattice_values, st.sampled_from([0.9, 0.95, 0.99]))
-    def test_interval_holds_the_mean_and_stays_in_the_data(self, values: list[float], confidence: float) -> None:
+    def test_interval_holds_the_mean_and_stays_in_the_data(
+        self, values: list[float], confidence: float
+    ) -> None:
         interval = item_bootstrap(values, confidence)
         mean = float(np.mean(values))
         assert min(values) - 1e-12 <= interval.low <= mean + 1e-12
@@ -405,7 +483,9 @@ class TestProperties:
         exact = mean_distribution(values)
         mean = exact.probability @ exact.support
         assert mean == pytest.approx(np.mean(values), abs=1e-10)
-        assert exact.probability @ (exact.support - mean) ** 2 == pytest.approx(np.var(values) / len(values), abs=1e-10)
+        assert exact.probability @ (exact.support - mean) ** 2 == pytest.approx(
+            np.var(values) / len(values), abs=1e-10
+        )
 
     @unhurried
     @given(lattice_values, st.randoms(use_true_random=False))
@@ -418,17 +498,23 @@ class TestProperties:
     @given(st.integers(0, 60), st.integers(0, 60))
     def test_mcnemar_is_symmetric_and_matches_its_formula(self, wins: int, losses: int) -> None:
         p = mcnemar_exact(wins, losses)
-        tail = sum(math.comb(wins + losses, k) for k in range(min(wins, losses) + 1)) / 2 ** (wins + losses)
+        tail = sum(math.comb(wins + losses, k) for k in range(min(wins, losses) + 1)) / 2 ** (
+            wins + losses
+        )
         assert p == pytest.approx(min(1.0, 2 * tail))
         assert mcnemar_exact(losses, wins) == pytest.approx(p)
 
     @unhurried
     @given(st.integers(1, 80), st.integers(0, 80), st.integers(0, 80))
-    def test_gate_rate_is_the_formula_for_single_trials(self, n: int, wins: int, losses: int) -> None:
+    def test_gate_rate_is_the_formula_for_single_trials(
+        self, n: int, wins: int, losses: int
+    ) -> None:
         assume(wins + losses <= n)
         gate = zero_drop_gate(outcomes(n, wins, losses))
         assert gate.passed == (wins >= losses)
-        assert gate.false_alarm_rate == pytest.approx(zero_drop_false_alarm(n, (wins + losses) / n), abs=1e-10)
+        assert gate.false_alarm_rate == pytest.approx(
+            zero_drop_false_alarm(n, (wins + losses) / n), abs=1e-10
+        )
 
 
 class TestAgainstScipy:
@@ -450,20 +536,26 @@ class TestAgainstScipy:
         centre = (rate + z**2 / (2 * n)) / (1 + z**2 / n)
         half = z / (1 + z**2 / n) * math.sqrt(rate * (1 - rate) / n + z**2 / (4 * n**2))
         interval = wilson(successes, n)
-        assert [interval.low, interval.high] == pytest.approx([centre - half, centre + half], abs=1e-12)
+        assert [interval.low, interval.high] == pytest.approx(
+            [centre - half, centre + half], abs=1e-12
+        )
         assert (interval.method, interval.note) == ("wilson", COVERS["rate"])
 
     def test_false_alarm_by_simulation(self) -> None:
         rng = np.random.default_rng(11)
         draws = rng.multinomial(64, [1.5 / 64, 1.5 / 64, 61 / 64], size=MONTE_CARLO)
-        assert np.mean(draws[:, 0] < draws[:, 1]) == pytest.approx(zero_drop_false_alarm(64, 3 / 64), abs=0.0025)
+        assert np.mean(draws[:, 0] < draws[:, 1]) == pytest.approx(
+            zero_drop_false_alarm(64, 3 / 64), abs=0.0025
+        )
 
 
 class TestEdges:
     """Degenerate inputs keep an honest note instead of an invented width."""
 
     @pytest.mark.parametrize(("wins", "losses", "end"), [(32, 0, 1.0), (0, 32, -1.0), (0, 0, 0.0)])
-    def test_items_that_differ_alike_give_a_point_and_say_so(self, wins: int, losses: int, end: float) -> None:
+    def test_items_that_differ_alike_give_a_point_and_say_so(
+        self, wins: int, losses: int, end: float
+    ) -> None:
         interval = item_bootstrap(differences_of(32, wins, losses))
         assert (interval.low, interval.high) == (end, end)
         assert COVERS["items"] in interval.note

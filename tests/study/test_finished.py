@@ -58,7 +58,9 @@ def finished(tmp_path: Path) -> Path:
 def test_every_rule_that_makes_evidence_is_refused(finished: Path, rule: str) -> None:
     message = refusal(finished, "refuse", ["section", rule, "statistics"])
     assert message is not None
-    assert all(part in message for part in (str(finished), f"({rule})", "`study`", "`finished: replace`"))
+    assert all(
+        part in message for part in (str(finished), f"({rule})", "`study`", "`finished: replace`")
+    )
     assert refusal(finished, "replace", [rule]) is None
 
 
@@ -75,12 +77,29 @@ def test_an_unfinished_study_goes_on(finished: Path) -> None:
 def test_what_counts_as_recomputed_are_rules_and_starts_no_model() -> None:
     assert RECOMPUTED <= RULES
     assert RECOMPUTED & set(gpu_rules(ROOT / "rules")) == {"gpu_preflight"}
-    assert {"train", "warmup", "merge", "evaluate_agent", "evaluate_retention", "preflight", "select", "tasks"} <= RULES - RECOMPUTED
+    assert {
+        "train",
+        "warmup",
+        "merge",
+        "evaluate_agent",
+        "evaluate_retention",
+        "preflight",
+        "select",
+        "tasks",
+    } <= RULES - RECOMPUTED
 
 
 def snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "snakemake", "--cores", "1", *arguments]
-    return subprocess.run(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300, check=False)
+    return subprocess.run(
+        command,
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=300,
+        check=False,
+    )
 
 
 @pytest.fixture
@@ -96,7 +115,9 @@ def test_snakemake_refuses_before_the_first_job(project: Path) -> None:
     trained, changed = project / "results/x/train/manifest.json", ("--config", "steps=2")
     dry = snakemake(project, "-n", *changed, "finished=refuse")
     assert dry.returncode == 0, dry.stdout
-    assert dry.stdout.splitlines()[-1].startswith("This run would be refused: results/x holds a finished study")
+    assert dry.stdout.splitlines()[-1].startswith(
+        "This run would be refused: results/x holds a finished study"
+    )
     done = snakemake(project, *changed, "finished=refuse")
     assert done.returncode == 1, done.stdout
     assert "results/x holds a finished study" in done.stdout
@@ -113,7 +134,10 @@ def test_a_finished_micro_study_is_kept(micro: Path, tmp_path: Path) -> None:
     before = hash_files(own / "results/micro", files(own / "results/micro"))
     trained = ("--config", "training={kl: 0.1}", "finished=refuse")
     dry = micro_study.snakemake(own, "-n", *trained)
-    assert "This run would be refused: results/micro holds a finished study" in dry.stdout.splitlines()[-1]
+    assert (
+        "This run would be refused: results/micro holds a finished study"
+        in dry.stdout.splitlines()[-1]
+    )
     done = micro_study.snakemake(own, *trained)
     assert done.returncode == 1
     assert "(evaluate_agent, evaluate_retention, merge, preflight, train)" in done.stdout
@@ -121,18 +145,27 @@ def test_a_finished_micro_study_is_kept(micro: Path, tmp_path: Path) -> None:
     (own / "scripts/agentrl/training/grpo.py").open("a", encoding="utf-8").write("\nEDITED = 1\n")
     for arguments in (["-n"], []):
         blind = micro_study.snakemake(own, *arguments, "--rerun-triggers", "mtime")
-        assert "This run would be refused: --rerun-triggers leaves out code, input, params" in blind.stdout.splitlines()[-1]
+        assert (
+            "This run would be refused: --rerun-triggers leaves out code, input, params"
+            in blind.stdout.splitlines()[-1]
+        )
     blind = micro_study.snakemake(own, "--rerun-triggers", "mtime", "--forcerun", "summary")
     assert blind.returncode == 1
     assert "\n--rerun-triggers leaves out" in blind.stdout
-    shutil.copy(micro / "scripts/agentrl/training/grpo.py", own / "scripts/agentrl/training/grpo.py")
-    judged = micro_study.snakemake(own, "-n", "--config", "statistics={margin: 0.1}", "finished=refuse")
+    shutil.copy(
+        micro / "scripts/agentrl/training/grpo.py", own / "scripts/agentrl/training/grpo.py"
+    )
+    judged = micro_study.snakemake(
+        own, "-n", "--config", "statistics={margin: 0.1}", "finished=refuse"
+    )
     assert "rule statistics:" in judged.stdout
     assert "refused" not in judged.stdout
 
 
 def files(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+    )
 
 
 def test_another_summary_of_the_same_evidence_is_no_replacement(project: Path) -> None:

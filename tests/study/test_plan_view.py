@@ -22,7 +22,11 @@ def seen(event: LogEvent | None, dryrun: bool = True, **fields: object) -> str |
     """What is printed of one record; None where it is left out."""
     record = logging.LogRecord("snakemake", logging.INFO, "", 0, "as it was", None, None)
     record.__dict__ |= {"event": event, **fields}
-    return record.getMessage() if PlanView("results/x", SimpleNamespace(dryrun=dryrun)).filter(record) else None
+    return (
+        record.getMessage()
+        if PlanView("results/x", SimpleNamespace(dryrun=dryrun)).filter(record)
+        else None
+    )
 
 
 def job(rule: str, reason: str = NEW, **wildcards: str) -> str | None:
@@ -32,7 +36,10 @@ def job(rule: str, reason: str = NEW, **wildcards: str) -> str | None:
 def test_a_stage_is_one_line() -> None:
     assert job("train", arm="pilot", seed="3") == "train pilot 3: not made yet"
     follows = "Input files updated by another job: results/x/start/manifest.json"
-    assert job("train", follows, arm="pilot", seed="3") == "train pilot 3: follows from start/manifest.json"
+    assert (
+        job("train", follows, arm="pilot", seed="3")
+        == "train pilot 3: follows from start/manifest.json"
+    )
 
 
 @pytest.mark.parametrize("rule", ["section", "code_train", "all"])
@@ -43,7 +50,10 @@ def test_small_jobs_are_left_out_unless_they_say_what_changed(rule: str) -> None
 
 
 def test_what_really_runs_is_printed_as_it_was() -> None:
-    assert seen(LogEvent.JOB_INFO, dryrun=False, rule_name="section", wildcards={}, reason=NEW) == "as it was"
+    assert (
+        seen(LogEvent.JOB_INFO, dryrun=False, rule_name="section", wildcards={}, reason=NEW)
+        == "as it was"
+    )
     assert seen(None) == "as it was"
 
 
@@ -53,7 +63,9 @@ def test_reasons_that_are_not_known_stay() -> None:
 
 
 def test_the_table_counts_every_job() -> None:
-    assert table({"train": 2, "merge": 2, "code_train": 1, "section": 7, "all": 1, "total": 13}).splitlines() == [
+    assert table(
+        {"train": 2, "merge": 2, "code_train": 1, "section": 7, "all": 1, "total": 13}
+    ).splitlines() == [
         "    2  train",
         "    2  merge",
         "    4  stages in all, and 8 small jobs that write down configuration and code",
@@ -61,9 +73,28 @@ def test_the_table_counts_every_job() -> None:
 
 
 def plan(folder: Path, *arguments: str, whole: bool) -> str:
-    command = [sys.executable, "-m", "snakemake", "-n", "--cores", "1", "--configfile", "config.yaml", "tests/micro.yaml", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "snakemake",
+        "-n",
+        "--cores",
+        "1",
+        "--configfile",
+        "config.yaml",
+        "tests/micro.yaml",
+        *arguments,
+    ]
     environment = {**os.environ, "PIPELINE_PLAN": "all" if whole else ""}
-    done = subprocess.run(command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=True,
+    )
     return done.stdout
 
 
@@ -71,9 +102,11 @@ def test_the_plan_of_a_study_shows_each_of_its_stages_once(tmp_path: Path) -> No
     folder = micro_study.copy_project(tmp_path / "project")
     whole, short = plan(folder, whole=True), plan(folder, whole=False)
     stages = re.findall(r"^(?:local)?rule (?!code_|section:|all:)(\w+):$", whole, re.MULTILINE)
-    assert sorted(re.findall(r"^(\w+)(?: [\w/-]+)*: not made yet$|^(\w+)(?: [\w/-]+)*: follows", short, re.MULTILINE)) == sorted(
-        (stage, "") for stage in stages
-    )
+    assert sorted(
+        re.findall(
+            r"^(\w+)(?: [\w/-]+)*: not made yet$|^(\w+)(?: [\w/-]+)*: follows", short, re.MULTILINE
+        )
+    ) == sorted((stage, "") for stage in stages)
     assert len(stages) > 20
     assert len(short.splitlines()) < len(whole.splitlines()) / 5
 
@@ -81,6 +114,8 @@ def test_the_plan_of_a_study_shows_each_of_its_stages_once(tmp_path: Path) -> No
 def test_a_changed_setting_shows_its_values_before_and_now(micro: Path, tmp_path: Path) -> None:
     own = Path(shutil.copytree(micro, tmp_path / "own", symlinks=True))
     text = plan(own, "--config", "statistics={margin: 0.1}", whole=False)
-    (line,) = [line for line in text.splitlines() if line.startswith("section statistics: before: ")]
+    (line,) = [
+        line for line in text.splitlines() if line.startswith("section statistics: before: ")
+    ]
     assert re.search(r'before: .*"margin":0\.05.* now: .*"margin":0\.1', line)
     assert "Nothing to be done" in plan(own, whole=False)

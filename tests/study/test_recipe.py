@@ -35,7 +35,14 @@ RECIPE: dict[str, object] = {
     "retention.items": 64,
 }
 """Numbers of the pilot's recipe, kept by hand."""
-NOT_THE_RECIPES = ("tasks.seed", "training.seeds.0", "training.steps", "training.lora.alpha", "training.max_grad_norm", "retention.seed")
+NOT_THE_RECIPES = (
+    "tasks.seed",
+    "training.seeds.0",
+    "training.steps",
+    "training.lora.alpha",
+    "training.max_grad_norm",
+    "retention.seed",
+)
 """Numbers that stand in neither of its documents, or otherwise."""
 
 
@@ -60,8 +67,16 @@ def comments(text: str) -> dict[int, str]:
     ends: dict[int, int] = {}
     for token in yaml.scan(text):
         ends[token.end_mark.line] = max(ends.get(token.end_mark.line, 0), token.end_mark.column)
-    rest = {line: text.splitlines()[line][end:].strip() for line, end in ends.items() if line < len(text.splitlines())}
-    return {line: found.removeprefix("#").strip() for line, found in rest.items() if found.startswith("#")}
+    rest = {
+        line: text.splitlines()[line][end:].strip()
+        for line, end in ends.items()
+        if line < len(text.splitlines())
+    }
+    return {
+        line: found.removeprefix("#").strip()
+        for line, found in rest.items()
+        if found.startswith("#")
+    }
 
 
 def sources(text: str) -> dict[str, str]:
@@ -78,12 +93,20 @@ SHIPPED = sources(MAIN.read_text(encoding="utf-8"))
 
 
 def test_every_number_says_where_it_comes_from() -> None:
-    assert untagged(MAIN.read_text(encoding="utf-8")) == [], "begin each one's comment with `recipe`, `derived: from what` or `ours: why`"
+    assert untagged(MAIN.read_text(encoding="utf-8")) == [], (
+        "begin each one's comment with `recipe`, `derived: from what` or `ours: why`"
+    )
 
 
 def test_no_number_of_the_file_is_overlooked() -> None:
     def walk(value: Any, path: tuple[str, ...]) -> Iterator[str]:
-        pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        pairs = (
+            value.items()
+            if isinstance(value, dict)
+            else enumerate(value)
+            if isinstance(value, list)
+            else ()
+        )
         for key, inner in pairs:
             yield from walk(inner, (*path, str(key)))
         if is_number(value):
@@ -116,7 +139,10 @@ def test_no_number_of_ours_is_called_the_recipes(key: str) -> None:
         ("a: # ours: why\n  b: 1\n", ["a.b"]),
         ("a: 'x # ours: why'\nb: [1, 2]\n", ["b.0", "b.1"]),
         ("a: |-\n  # ours: why\nb: -1\n", ["b"]),
-        ("a: 1 # recipe\nb: 2 # recipe: words\nc: {d: 3} # derived: from b\ne: [0.5] # ours: why\n", []),
+        (
+            "a: 1 # recipe\nb: 2 # recipe: words\nc: {d: 3} # derived: from b\ne: [0.5] # ours: why\n",
+            [],
+        ),
         ("a: x # pilot\nb: true\nc: null\nd: '1'\n", []),
     ],
 )

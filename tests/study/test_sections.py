@@ -54,7 +54,11 @@ def _model(annotation: Any) -> Any:
         return annotation
     if get_origin(annotation) is dict:
         return {"values": get_args(annotation)[1]}
-    found = [_model(part) for part in get_args(annotation) if part is not NoneType and _is_union(annotation)]
+    found = [
+        _model(part)
+        for part in get_args(annotation)
+        if part is not NoneType and _is_union(annotation)
+    ]
     return next((part for part in found if part), None)
 
 
@@ -82,18 +86,52 @@ def alternatives(annotation: Any, value: Any) -> list[Any]:
     if isinstance(value, str):
         return literals or [f"{value}x", *LEVELS]
     warmup = {"steps": 2, "batch_size": 2, "learning_rate": 1e-3}
-    return [*literals, 1, 2, 8, 0.5, True, "x", ["x"], warmup, [str(number) for number in range(PILOT_RAW["retention"]["items"])]]
+    return [
+        *literals,
+        1,
+        2,
+        8,
+        0.5,
+        True,
+        "x",
+        ["x"],
+        warmup,
+        [str(number) for number in range(PILOT_RAW["retention"]["items"])],
+    ]
 
 
 LEVELS = sorted({level for family in FAMILIES.values() for level in family.scaffolds})
 """Values of `tasks.scaffold`: names that a family knows, not the configuration."""
-WILDCARDS = {"study", "finished", "training.seeds", "evaluation.splits", "evaluation.select", "baselines", "retention.ids_from"}
+WILDCARDS = {
+    "study",
+    "finished",
+    "training.seeds",
+    "evaluation.splits",
+    "evaluation.select",
+    "baselines",
+    "retention.ids_from",
+}
 """Keys that only decide which jobs there are, where they write, and which files are their inputs: no job but the plan reads them."""
 BASE_TASKS = {"tasks.family", "tasks.scaffold", "tasks.quantity", "tasks.unit_price"}
 DEMO = BASE_TASKS | {"demo_policy.threads", "protocol", "retention.system", "retention.prompt"}
 CONTENT: dict[str, set[str]] = {
-    **{name: {name} for name in ("model", "protocol", "decoding", "reward", "training", "evaluation", "retention", "statistics")},
-    **{f"tasks-{split}": BASE_TASKS | {"tasks.seed", f"tasks.splits.{split}"} for split in ("train", "dev", "test")},
+    **{
+        name: {name}
+        for name in (
+            "model",
+            "protocol",
+            "decoding",
+            "reward",
+            "training",
+            "evaluation",
+            "retention",
+            "statistics",
+        )
+    },
+    **{
+        f"tasks-{split}": BASE_TASKS | {"tasks.seed", f"tasks.splits.{split}"}
+        for split in ("train", "dev", "test")
+    },
     "preflight": {"preflight", "training.group_size"},
     **{f"arm-{arm}": {f"arms.{arm}"} for arm in ("pilot", "placebo")},
     "plan": {
@@ -114,8 +152,15 @@ CONTENT: dict[str, set[str]] = {
 
 def expected(path: Key, demo: bool) -> set[str]:
     prefixes = {".".join(path[:length]) for length in range(1, len(path) + 1)}
-    hit = {name for name, keys in CONTENT.items() if keys & prefixes and (demo or not name.startswith("demo-"))}
-    if path == ("evaluation", "splits"):  # dev alone: the plan's items become dev's, which only in the demo are fewer
+    hit = {
+        name
+        for name, keys in CONTENT.items()
+        if keys & prefixes and (demo or not name.startswith("demo-"))
+    }
+    if path == (
+        "evaluation",
+        "splits",
+    ):  # dev alone: the plan's items become dev's, which only in the demo are fewer
         return {"plan"} if demo else set()
     return hit & {"plan"} if prefixes & WILDCARDS else hit
 
@@ -149,7 +194,9 @@ def test_every_key_of_the_files_is_among_the_keys_tried() -> None:
     assert set(leaves(DEMO_RAW)) == {path for path in EVERY_KEY if not is_override(path)}
     settings = {path[1:] for path in EVERY_KEY if path[0] == "training"} - {("seeds",)}
     for arm in DEMO_RAW["arms"]:
-        assert {path[3:] for path in EVERY_KEY if path[:3] == ("arms", arm, "training")} == settings, "every setting can be overridden"
+        assert {
+            path[3:] for path in EVERY_KEY if path[:3] == ("arms", arm, "training")
+        } == settings, "every setting can be overridden"
 
 
 def test_another_seed_changes_the_plan_alone() -> None:
@@ -157,7 +204,10 @@ def test_another_seed_changes_the_plan_alone() -> None:
 
 
 def test_another_arm_changes_no_other_section() -> None:
-    assert changed(PILOT_RAW, put(PILOT_RAW, "arms.second", {"reward": "shaped"})) == {"arm-second", "plan"}
+    assert changed(PILOT_RAW, put(PILOT_RAW, "arms.second", {"reward": "shaped"})) == {
+        "arm-second",
+        "plan",
+    }
 
 
 def test_another_placebo_leaves_the_plan() -> None:
@@ -182,16 +232,30 @@ def test_the_plan_knows_the_judged_design() -> None:
 
 
 def test_an_arm_trains_with_the_settings_below_its_overrides() -> None:
-    study = validate_study(put(PILOT_RAW, "arms.short", {"reward": "binary", "training": {"steps": 4, "kl": 0, "lora": {"r": 8}}}))
-    assert sections(study)["arm-short"] == {"reward": "binary", "training": {"steps": 4, "kl": 0.0, "lora": {"r": 8}}, "warmup": None}
+    study = validate_study(
+        put(
+            PILOT_RAW,
+            "arms.short",
+            {"reward": "binary", "training": {"steps": 4, "kl": 0, "lora": {"r": 8}}},
+        )
+    )
+    assert sections(study)["arm-short"] == {
+        "reward": "binary",
+        "training": {"steps": 4, "kl": 0.0, "lora": {"r": 8}},
+        "warmup": None,
+    }
     base, short = (study.arms[arm].settings(study.training) for arm in ("pilot", "short"))
     assert base == validate(sections(study)["training"], TrainingSettings)
-    assert short == base.model_copy(update={"steps": 4, "kl": 0.0, "lora": base.lora.model_copy(update={"r": 8})})
+    assert short == base.model_copy(
+        update={"steps": 4, "kl": 0.0, "lora": base.lora.model_copy(update={"r": 8})}
+    )
 
 
 @pytest.mark.parametrize("raw", [PILOT_RAW, DEMO_RAW], ids=["pilot", "demo"])
 @given(data=st.data())
-def test_sections_are_the_same_bytes_in_any_key_order(raw: dict[str, Any], data: st.DataObject) -> None:
+def test_sections_are_the_same_bytes_in_any_key_order(
+    raw: dict[str, Any], data: st.DataObject
+) -> None:
     def shuffled(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
@@ -211,7 +275,9 @@ def test_the_sections_are_these() -> None:
 
 def test_equal_numbers_are_equal_bytes() -> None:
     assert cut(put(PILOT_RAW, "training.kl", 1)) == cut(put(PILOT_RAW, "training.kl", 1.0))
-    assert cut(put(PILOT_RAW, "training.learning_rate", 0.00001)) == cut(put(PILOT_RAW, "training.learning_rate", 1e-5))
+    assert cut(put(PILOT_RAW, "training.learning_rate", 0.00001)) == cut(
+        put(PILOT_RAW, "training.learning_rate", 1e-5)
+    )
 
 
 @pytest.mark.parametrize("raw", [PILOT_RAW, DEMO_RAW], ids=["pilot", "demo"])

@@ -59,7 +59,10 @@ def test_scalars_are_yaml_1_2(text: str, value: object) -> None:
     ("text", "message"),
     [
         ("a: 1\nb: 2\na: 3\n", "x.yaml, line 3: key 'a' stands already on line 1"),
-        ("a:\n  b: 1\n  c: {d: 1, e: 2, d: 3}\n", "x.yaml, line 3: key 'd' stands already on line 3"),
+        (
+            "a:\n  b: 1\n  c: {d: 1, e: 2, d: 3}\n",
+            "x.yaml, line 3: key 'd' stands already on line 3",
+        ),
         ("- {a: 1}\n- a: 1\n  a: 1\n", "x.yaml, line 3: key 'a' stands already on line 2"),
         ("a: 1\nb: 012\n", "x.yaml, line 2: 012 has a leading zero"),
         ("a: [1, -007]\n", "x.yaml, line 1: -007 has a leading zero"),
@@ -78,9 +81,17 @@ def test_refused_yaml_names_file_line_and_value(text: str, message: str) -> None
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "found NoneType"), (b"- 1\n", "found list"), (b"text\n", "found str"), (b"a: \xff\n", "UTF-8"), (None, "No such file")],
+    [
+        (b"", "found NoneType"),
+        (b"- 1\n", "found list"),
+        (b"text\n", "found str"),
+        (b"a: \xff\n", "UTF-8"),
+        (None, "No such file"),
+    ],
 )
-def test_unusable_files_are_refused_by_name(tmp_path: Path, content: bytes | None, message: str) -> None:
+def test_unusable_files_are_refused_by_name(
+    tmp_path: Path, content: bytes | None, message: str
+) -> None:
     path = tmp_path / "study.yaml"
     if content is not None:
         path.write_bytes(content)
@@ -96,12 +107,26 @@ def test_later_files_win_deeply(tmp_path: Path) -> None:
 
 
 KEYS = st.text("abc", min_size=1, max_size=2)
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from(["", "a: b", "ä"])
-TREES = st.dictionaries(KEYS, st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3)))
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(["", "a: b", "ä"])
+)
+TREES = st.dictionaries(
+    KEYS,
+    st.recursive(
+        SCALARS,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    ),
+)
 
 
 @given(below=TREES, above=TREES)
-def test_merge_keeps_every_leaf_above_and_its_operands(below: dict[str, Any], above: dict[str, Any]) -> None:
+def test_merge_keeps_every_leaf_above_and_its_operands(
+    below: dict[str, Any], above: dict[str, Any]
+) -> None:
     copies = deepcopy((below, above))
     merged = merge(below, above)
     assert (below, above) == copies
@@ -114,8 +139,16 @@ def test_merge_keeps_every_leaf_above_and_its_operands(below: dict[str, Any], ab
 
 # Undoing Snakemake's stringification
 
-PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text("abz_/. ", min_size=1)
-NESTED = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3))
+PLAIN = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text("abz_/. ", min_size=1)
+)
+NESTED = st.recursive(
+    PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3)
+)
 
 
 @given(value=NESTED.filter(lambda value: value != "~"))
@@ -130,11 +163,20 @@ def test_retype_undoes_the_base_loader(value: object) -> None:
 def test_retype_makes_stringified_overrides_valid() -> None:
     command_line = {
         "study": "lr",
-        "training": {"learning_rate": "1e-5", "seeds": ["1", "2"], "lora": {"r": "8"}, "gradient_checkpointing": "false"},
+        "training": {
+            "learning_rate": "1e-5",
+            "seeds": ["1", "2"],
+            "lora": {"r": "8"},
+            "gradient_checkpointing": "false",
+        },
         "retention": {"path": "null", "prompt": "{question}\n\nDenke nach: a, b."},
     }
     study = validate_study(merge(PILOT_RAW, retype(command_line)))
-    assert (study.training.learning_rate, study.training.seeds, study.training.lora.r) == (1e-5, (1, 2), 8)
+    assert (study.training.learning_rate, study.training.seeds, study.training.lora.r) == (
+        1e-5,
+        (1, 2),
+        8,
+    )
     assert study.training.gradient_checkpointing is False
     assert study.retention.path is None
     assert study.retention.prompt == command_line["retention"]["prompt"]

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.tasks.calculator import MAX_DIGITS, MAX_LENGTH, ExpressionError, calculate, factors, parse
+from agentrl.tasks.calculator import (
+    MAX_DIGITS,
+    MAX_LENGTH,
+    ExpressionError,
+    calculate,
+    factors,
+    parse,
+)
 
 INTEGERS = st.integers(min_value=0, max_value=10**9)
 
@@ -102,7 +109,18 @@ def test_factors_reads_exactly_a_product_of_two_integers(a: int, b: int) -> None
 
 
 @pytest.mark.parametrize(
-    "expression", ["413", "7 + 59", "7 * 59 * 1", "7.0 * 59", "-7 * -59", "7 * (58 + 1)", "7 ** 59", "7 *", "7 * 59 # x"]
+    "expression",
+    [
+        "413",
+        "7 + 59",
+        "7 * 59 * 1",
+        "7.0 * 59",
+        "-7 * -59",
+        "7 * (58 + 1)",
+        "7 ** 59",
+        "7 *",
+        "7 * 59 # x",
+    ],
 )
 def test_nothing_else_is_a_product(expression: str) -> None:
     assert factors(expression) is None

@@ -29,7 +29,9 @@ def test_numbers_without_words(number: int) -> None:
 
 
 def test_no_word_means_two_numbers() -> None:
-    words = [word for number in range(numerals.MAX_WORD + 1) for word in numerals.number_words(number)]
+    words = [
+        word for number in range(numerals.MAX_WORD + 1) for word in numerals.number_words(number)
+    ]
     assert len(words) == len(set(words)) == numerals.MAX_WORD + 1 + 900, "1100 to 1999 have two"
 
 
@@ -55,12 +57,18 @@ def test_other_spellings_are_found(text: str, number: int) -> None:
     assert numerals.mentions(text, {number})
 
 
-@pytest.mark.parametrize("text", ["", "ein Auftrag", "112 und 1205 und 126", "zweihundertfünf", "zwölfte", "QXVTN", "12605"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "ein Auftrag", "112 und 1205 und 126", "zweihundertfünf", "zwölfte", "QXVTN", "12605"],
+)
 def test_other_numbers_are_not_found(text: str) -> None:
     assert not numerals.mentions(text, SECRETS)
 
 
-@pytest.mark.parametrize(("text", "number"), [("ein Auftrag", 1), ("Zwofold", 2), ("11260", 1260), ("1260.5", 12605), ("1.2605", 12605)])
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("ein Auftrag", 1), ("Zwofold", 2), ("11260", 1260), ("1260.5", 12605), ("1.2605", 12605)],
+)
 def test_lookalikes_are_not_found(text: str, number: int) -> None:
     assert not numerals.mentions(text, {number})
 
@@ -69,7 +77,11 @@ def test_no_numbers_are_never_found() -> None:
     assert not numerals.mentions("12 oder zwölf", set())
 
 
-@given(shown=NUMBERS, secret=NUMBERS, spell=st.sampled_from([numerals.cardinal, str, "{:,}".format, "{:06d}".format]))
+@given(
+    shown=NUMBERS,
+    secret=NUMBERS,
+    spell=st.sampled_from([numerals.cardinal, str, "{:,}".format, "{:06d}".format]),
+)
 def test_a_number_is_found_and_no_other(shown: int, secret: int, spell: object) -> None:
     text = f"Es sind {spell(shown).replace(',', '.')} Stück."
     assert numerals.mentions(text, {shown})

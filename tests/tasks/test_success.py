@@ -22,7 +22,11 @@ from agentrl.verify.replay import Replay, _outcome
 
 RULES = tuple(Success.model_fields)
 PROTOCOL = validate_study(PILOT_RAW).protocol
-TASK = replace(generate(validate_study(PILOT_RAW).tasks, "dev", 1)[0], facts={"menge": 7, "einzelpreis": 59}, answer=413)
+TASK = replace(
+    generate(validate_study(PILOT_RAW).tasks, "dev", 1)[0],
+    facts={"menge": 7, "einzelpreis": 59},
+    answer=413,
+)
 
 
 def rules(**changed: str) -> Success:
@@ -31,7 +35,12 @@ def rules(**changed: str) -> Success:
 
 
 def lookup(turn: int, **changes: Any) -> Call:
-    return replace(Call(turn, "lookup", {"record_id": TASK.record_id}, observation="", error=None, retained=True), **changes)
+    return replace(
+        Call(
+            turn, "lookup", {"record_id": TASK.record_id}, observation="", error=None, retained=True
+        ),
+        **changes,
+    )
 
 
 def calculator(turn: int, expression: str = "7 * 59", **changes: Any) -> Call:
@@ -42,13 +51,30 @@ def failed(turn: int, error: str = "invalid_json", **changes: Any) -> Call:
     return lookup(turn, name=None, arguments=None, error=error, **changes)
 
 
-def judged(calls: list[Call], of: Success, invented: bool = False, answer: int | None = 413, end: str = "answer") -> Outcome:
+def judged(
+    calls: list[Call],
+    of: Success,
+    invented: bool = False,
+    answer: int | None = 413,
+    end: str = "answer",
+) -> Outcome:
     return judge(calls, TASK.facts, TASK.answer, answer, end, invented, of)
 
 
-def replayed(calls: list[Call], of: Success, invented: bool = False, answer: int | None = 413, end: str = "answer") -> dict[str, Any]:
+def replayed(
+    calls: list[Call],
+    of: Success,
+    invented: bool = False,
+    answer: int | None = 413,
+    end: str = "answer",
+) -> dict[str, Any]:
     """What verify makes of the same log."""
-    walk = SimpleNamespace(found=Replay(calls=[vars(call) for call in calls]), invented=invented, answer=answer, end=end)
+    walk = SimpleNamespace(
+        found=Replay(calls=[vars(call) for call in calls]),
+        invented=invented,
+        answer=answer,
+        end=end,
+    )
     return _outcome(walk, TASK, PROTOCOL.model_copy(update={"success": of}))
 
 
@@ -125,7 +151,17 @@ def test_no_key_does_away_with_the_core(calls: list[Call], answer: int | None) -
     assert not replayed(calls, ALLOWED, answer=answer)["strict"]
 
 
-EXPRESSIONS = ("7 * 59", "59*7", "(7) * (59)", "7.0 * 59", "7 * 59 * 1", "7 + 59", "413", "+7 * 59", "1 + 1")
+EXPRESSIONS = (
+    "7 * 59",
+    "59*7",
+    "(7) * (59)",
+    "7.0 * 59",
+    "7 * 59 * 1",
+    "7 + 59",
+    "413",
+    "+7 * 59",
+    "1 + 1",
+)
 ERRORS = ("invalid_json", "wrong_keys", "unknown_tool", "wrong_id", "refused_expression")
 
 
@@ -140,9 +176,15 @@ def random_log(rng: Random) -> list[Call]:
         elif course == "calculator":
             log.append(calculator(turn, rng.choice(EXPRESSIONS), retained=kept))
         elif course == "failed":
-            log.append(rng.choice((failed, lookup, calculator))(turn, error=rng.choice(ERRORS), retained=kept))
+            log.append(
+                rng.choice((failed, lookup, calculator))(
+                    turn, error=rng.choice(ERRORS), retained=kept
+                )
+            )
         if course != "silent" and rng.random() < 0.1:
-            log.append(rng.choice((failed, lookup, calculator))(turn, error="second_call", retained=kept))
+            log.append(
+                rng.choice((failed, lookup, calculator))(turn, error="second_call", retained=kept)
+            )
     return log
 
 
@@ -150,8 +192,15 @@ def test_the_loop_s_judgement_and_verify_s_agree_on_random_logs() -> None:
     """30,000 random logs under random rules; enough of them succeed, and each rule decides in some."""
     rng, seen = Random("judge against replay"), Counter[str]()
     for _ in range(30_000):
-        calls, of = random_log(rng), Success(**{rule: rng.choice(("breaks", "allowed")) for rule in RULES})
-        facts = (rng.random() < 0.2, rng.choice((413, 413, 413, 412, None)), rng.choice(("answer", "malformed", "turn_cap")))
+        calls, of = (
+            random_log(rng),
+            Success(**{rule: rng.choice(("breaks", "allowed")) for rule in RULES}),
+        )
+        facts = (
+            rng.random() < 0.2,
+            rng.choice((413, 413, 413, 412, None)),
+            rng.choice(("answer", "malformed", "turn_cap")),
+        )
         mine = judged(calls, of, *facts)
         assert vars(mine) == replayed(calls, of, *facts), (calls, of, facts)
         seen["strict"] += mine.strict
@@ -181,8 +230,14 @@ def test_the_old_key_and_other_effects_are_refused() -> None:
     message = refusal(put(PILOT_RAW, "protocol.success.failed_call", False))
     assert "protocol.success.failed_call" in message
     assert "'breaks' or 'allowed'" in message
-    without = {rule: effect for rule, effect in PILOT_RAW["protocol"]["success"].items() if rule != "second_call"}
-    assert "protocol.success.second_call: missing" in refusal(put(PILOT_RAW, "protocol.success", without))
+    without = {
+        rule: effect
+        for rule, effect in PILOT_RAW["protocol"]["success"].items()
+        if rule != "second_call"
+    }
+    assert "protocol.success.second_call: missing" in refusal(
+        put(PILOT_RAW, "protocol.success", without)
+    )
     assert set(Protocol.model_fields) == {"budget", "max_tool_iterations", "success"}
 
 

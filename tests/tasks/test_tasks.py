@@ -55,12 +55,19 @@ def section(
     scaffold: str = "lookup",
 ) -> SimpleNamespace:
     """All that `generate` may read of a configuration section."""
-    ranges = {name: SimpleNamespace(min=low, max=high) for name, (low, high) in [("quantity", quantity), ("unit_price", unit_price)]}
+    ranges = {
+        name: SimpleNamespace(min=low, max=high)
+        for name, (low, high) in [("quantity", quantity), ("unit_price", unit_price)]
+    }
     return SimpleNamespace(family=family, scaffold=scaffold, seed=seed, **ranges)
 
 
-def all_splits(content: SimpleNamespace, sizes: tuple[int, int, int] = SIZES) -> dict[str, list[Task]]:
-    return {split: generate(content, split, size) for split, size in zip(SPLITS, sizes, strict=True)}
+def all_splits(
+    content: SimpleNamespace, sizes: tuple[int, int, int] = SIZES
+) -> dict[str, list[Task]]:
+    return {
+        split: generate(content, split, size) for split, size in zip(SPLITS, sizes, strict=True)
+    }
 
 
 def prompt(task: Task) -> str:
@@ -76,7 +83,9 @@ def test_nothing_crosses_splits(seed: int, sizes: tuple[int, int, int]) -> None:
     for key in ("id", "record_id"):
         assert len({getattr(task, key) for task in every + base}) == len(every) + len(base)
     assert len({tuple(task.facts.values()) for task in every}) == len(every)
-    assert all(task.template.split("/")[1] == task.id.split("-")[0] == task.split for task in every + base)
+    assert all(
+        task.template.split("/")[1] == task.id.split("-")[0] == task.split for task in every + base
+    )
 
 
 def test_record_ids_never_collide() -> None:
@@ -90,7 +99,10 @@ def test_record_ids_never_collide() -> None:
 def test_wordings_of_all_splits_differ_and_all_occur() -> None:
     kind = FAMILIES["order_total"]
     wordings = {split: kind.templates(split) for split in (*SPLITS, BASE)}
-    assert [len(texts) >= least for texts, least in zip(wordings.values(), (10, 10, 10, 60), strict=True)]
+    assert [
+        len(texts) >= least
+        for texts, least in zip(wordings.values(), (10, 10, 10, 60), strict=True)
+    ]
     texts = [re.sub(r"\W+", " ", text).casefold() for split in wordings.values() for text in split]
     assert len(set(texts)) == len(texts)
     for split, made in all_splits(section()).items():
@@ -113,9 +125,18 @@ def test_no_prompt_shows_a_fact(scaffold: str, seed: int) -> None:
 
 
 def test_no_text_contains_a_number_word_or_an_unfilled_slot() -> None:
-    words = {word for number in range(numerals.MAX_WORD + 1) for word in numerals.number_words(number)}
-    stems = re.compile("zwei|zwo|drei|vier|fünf|sechs|sieben|neun|zehn|zwölf|hundert|tausend|dutzend|paar|beide")
-    made = [task for level in LEVELS for split in all_splits(section(scaffold=level), (160, 120, 120)).values() for task in split]
+    words = {
+        word for number in range(numerals.MAX_WORD + 1) for word in numerals.number_words(number)
+    }
+    stems = re.compile(
+        "zwei|zwo|drei|vier|fünf|sechs|sieben|neun|zehn|zwölf|hundert|tausend|dutzend|paar|beide"
+    )
+    made = [
+        task
+        for level in LEVELS
+        for split in all_splits(section(scaffold=level), (160, 120, 120)).values()
+        for task in split
+    ]
     made += base_tasks(section(), 300, 1)
     for text in {prompt(task).replace(task.record_id, "Q") for task in made}:
         spoken = {word.casefold() for word in re.findall(r"[^\W\d_]+", text)}
@@ -144,11 +165,14 @@ ENDING = [
     "ZAHL ist eine ganze Zahl ohne Trennzeichen, und danach folgt nichts mehr.",
 ]
 FIRST = ["Beginne mit genau diesem Aufruf:", "<tool_call>", "{lookup}", "</tool_call>"]
-EXPRESSION = (
-    "Rufe danach calculator mit dem Produkt der abgerufenen Werte auf: MENGE * EINZELPREIS als expression, nicht das fertige Ergebnis."
-)
+EXPRESSION = "Rufe danach calculator mit dem Produkt der abgerufenen Werte auf: MENGE * EINZELPREIS als expression, nicht das fertige Ergebnis."
 PROMPTS = {
-    "lookup": (FIRST, ["Lass danach calculator aus den abgerufenen Werten das Ergebnis berechnen; rechne nicht selbst."]),
+    "lookup": (
+        FIRST,
+        [
+            "Lass danach calculator aus den abgerufenen Werten das Ergebnis berechnen; rechne nicht selbst."
+        ],
+    ),
     "expression": (FIRST, [EXPRESSION]),
     "none": (["Für diese Aufgabe stehen dir Werkzeuge zur Verfügung."], []),
 }
@@ -161,9 +185,18 @@ def test_each_level_s_prompt_line_by_line() -> None:
         task = generate(section(scaffold=level), "dev", 1)[0]
         assert task.scaffold == level
         call = f'{{"name": "lookup", "arguments": {{"record_id": "{task.record_id}"}}}}'
-        expected = [task.question, "", *(line.replace("{lookup}", call) for line in first), *RULES, *then, *ENDING]
+        expected = [
+            task.question,
+            "",
+            *(line.replace("{lookup}", call) for line in first),
+            *RULES,
+            *then,
+            *ENDING,
+        ]
         assert task.messages()[1]["content"].split("\n") == expected
-        assert task.messages()[0]["content"].startswith("Du bist ein sorgfältiger Assistent für Bestellungen")
+        assert task.messages()[0]["content"].startswith(
+            "Du bist ein sorgfältiger Assistent für Bestellungen"
+        )
 
 
 def test_only_the_level_differs_and_none_gives_more_away_than_it_says() -> None:
@@ -175,8 +208,12 @@ def test_only_the_level_differs_and_none_gives_more_away_than_it_says() -> None:
     for level in LEVELS:
         for task in splits[level]["train"]:
             given = prompt(task).replace(task.question, "")
-            assert ("MENGE" in given, "*" in given, "Produkt" in given, "expression" in given) == (level == "expression",) * 4
-            assert (lookup_call(task.record_id) in given, "calculator" in given) == (level != "none",) * 2
+            assert ("MENGE" in given, "*" in given, "Produkt" in given, "expression" in given) == (
+                level == "expression",
+            ) * 4
+            assert (lookup_call(task.record_id) in given, "calculator" in given) == (
+                level != "none",
+            ) * 2
             assert not re.search(r"mal\b|multipli|[×·/+]", re.sub("<.*?>", "", given))
 
 
@@ -195,7 +232,9 @@ def test_sentences_are_well_formed() -> None:
     for task in base_tasks(section(), 200, 3) + generate(section(), "train", 128):
         assert re.match(r"[A-ZÄÖÜ]", task.question)
         assert task.question[-1] in ".?"
-        assert not re.search(r"\b(von|bei) dem\b|\b(von|mit|bei) (das|den|die)\b|[.?!] [a-zäöü]", task.question)
+        assert not re.search(
+            r"\b(von|bei) dem\b|\b(von|mit|bei) (das|den|die)\b|[.?!] [a-zäöü]", task.question
+        )
 
 
 def test_declension() -> None:
@@ -221,7 +260,11 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     assert made[0] == made[1] != made[2]
     assert base_tasks(section(), 20, 1) == base_tasks(section(), 20, 1)
     assert base_tasks(section(), 20, 1) != base_tasks(section(), 20, 2)
-    assert deal_pairs(section(1), "dev", 32) == deal_pairs(section(1), "dev", 32) != deal_pairs(section(2), "dev", 32)
+    assert (
+        deal_pairs(section(1), "dev", 32)
+        == deal_pairs(section(1), "dev", 32)
+        != deal_pairs(section(2), "dev", 32)
+    )
 
 
 def test_base_tasks_do_not_know_the_sections_seed() -> None:
@@ -243,7 +286,9 @@ WIDTHS = st.integers(min_value=1, max_value=9)
 
 @settings(max_examples=50, deadline=None)
 @given(seed=SEEDS, wide=WIDTHS, high=WIDTHS)
-def test_shares_are_half_and_quarters_of_all_pairs_and_no_more(seed: int, wide: int, high: int) -> None:
+def test_shares_are_half_and_quarters_of_all_pairs_and_no_more(
+    seed: int, wide: int, high: int
+) -> None:
     content, pairs, dealt = section(seed, (2, 1 + wide), (3, 2 + high)), wide * high, []
     for split, fraction in zip(SPLITS, (0.5, 0.25, 0.25), strict=True):
         sizes = [size for size in range(pairs + 2) if accepts(content, split, size)]
@@ -251,7 +296,9 @@ def test_shares_are_half_and_quarters_of_all_pairs_and_no_more(seed: int, wide: 
         assert sizes == list(range(share + 1))
         assert abs(share - fraction * pairs) <= 1
         dealt += deal_pairs(content, split, share)
-    assert sorted(dealt) == [(q, p) for q in range(2, 2 + wide) for p in range(3, 3 + high)], "every pair once"
+    assert sorted(dealt) == [(q, p) for q in range(2, 2 + wide) for p in range(3, 3 + high)], (
+        "every pair once"
+    )
 
 
 def accepts(content: SimpleNamespace, split: str, count: int) -> bool:
@@ -272,13 +319,43 @@ SHARE = "expected 0 to {0}, found {1}; the split's share holds {0} of the 64 pai
 @pytest.mark.parametrize(
     ("change", "split", "count", "message"),
     [
-        ({"quantity": (2, 9), "unit_price": (2, 9)}, "train", 33, "tasks.splits.train: " + SHARE.format(32, 33)),
-        ({"quantity": (2, 9), "unit_price": (2, 9)}, "test", 17, "tasks.splits.test: " + SHARE.format(16, 17)),
-        ({"quantity": (2, 9), "unit_price": (2, 9)}, "dev", -1, "tasks.splits.dev: " + SHARE.format(16, -1)),
-        ({"quantity": (9, 2)}, "dev", 1, "tasks.quantity: expected 1 <= min <= max, found min 9, max 2"),
-        ({"unit_price": (0, 20)}, "dev", 1, "tasks.unit_price: expected 1 <= min <= max, found min 0"),
+        (
+            {"quantity": (2, 9), "unit_price": (2, 9)},
+            "train",
+            33,
+            "tasks.splits.train: " + SHARE.format(32, 33),
+        ),
+        (
+            {"quantity": (2, 9), "unit_price": (2, 9)},
+            "test",
+            17,
+            "tasks.splits.test: " + SHARE.format(16, 17),
+        ),
+        (
+            {"quantity": (2, 9), "unit_price": (2, 9)},
+            "dev",
+            -1,
+            "tasks.splits.dev: " + SHARE.format(16, -1),
+        ),
+        (
+            {"quantity": (9, 2)},
+            "dev",
+            1,
+            "tasks.quantity: expected 1 <= min <= max, found min 9, max 2",
+        ),
+        (
+            {"unit_price": (0, 20)},
+            "dev",
+            1,
+            "tasks.unit_price: expected 1 <= min <= max, found min 0",
+        ),
         ({"family": "order_sum"}, "dev", 1, "tasks.family: 'order_sum' is not one of order_total"),
-        ({"scaffold": "full"}, "dev", 1, "tasks.scaffold: 'full' is not a level of family order_total: lookup, expression, none"),
+        (
+            {"scaffold": "full"},
+            "dev",
+            1,
+            "tasks.scaffold: 'full' is not a level of family order_total: lookup, expression, none",
+        ),
         ({}, "base", 1, "'base' is not one of train, dev, test; for demo training use base_tasks"),
     ],
 )
@@ -292,7 +369,10 @@ def test_refused_sections(change: dict[str, object], split: str, count: int, mes
     [
         ({"quantity": (9, 2)}, "tasks.quantity: expected 1 <= min <= max, found min 9, max 2"),
         ({"family": "order_sum"}, "tasks.family: 'order_sum' is not one of order_total"),
-        ({"scaffold": ""}, "tasks.scaffold: '' is not a level of family order_total: lookup, expression, none"),
+        (
+            {"scaffold": ""},
+            "tasks.scaffold: '' is not a level of family order_total: lookup, expression, none",
+        ),
     ],
 )
 def test_refused_base_sections(change: dict[str, object], message: str) -> None:
@@ -301,7 +381,9 @@ def test_refused_base_sections(change: dict[str, object], message: str) -> None:
 
 
 def study_file(**change: object) -> dict[str, object]:
-    return merge(read_yaml(ROOT / "config.yaml", ROOT / "profiles/demo/study.yaml"), {"tasks": change})
+    return merge(
+        read_yaml(ROOT / "config.yaml", ROOT / "profiles/demo/study.yaml"), {"tasks": change}
+    )
 
 
 def test_the_configs_splits_are_the_tasks_splits() -> None:
@@ -319,26 +401,44 @@ def test_a_jobs_section_is_all_that_its_split_needs() -> None:
 
 
 @pytest.mark.parametrize(("name", "model"), [("demo-base", DemoBase), ("demo-sft", DemoSft)])
-def test_the_demos_sections_give_the_same_base_tasks_to_every_seed(name: str, model: type[DemoJob]) -> None:
+def test_the_demos_sections_give_the_same_base_tasks_to_every_seed(
+    name: str, model: type[DemoJob]
+) -> None:
     one, two = (sections(validate_study(study_file(seed=seed)))[name] for seed in (1, 2))
     assert one == two
     assert sorted(one["tasks"]) == ["family", "quantity", "scaffold", "unit_price"]
     job = validate(one, model)
-    assert base_tasks(job.tasks, 20, 1) == base_tasks(validate_study(study_file(seed=3)).tasks, 20, 1)
+    assert base_tasks(job.tasks, 20, 1) == base_tasks(
+        validate_study(study_file(seed=3)).tasks, 20, 1
+    )
 
 
 @pytest.mark.parametrize(("split", "share"), [("train", 32), ("dev", 16), ("test", 16)])
 def test_the_config_grants_each_split_its_share(split: str, share: int) -> None:
     ranges = {"quantity": {"min": 2, "max": 9}, "unit_price": {"min": 2, "max": 9}}
     sizes = {"train": 4, "dev": 1, "test": 1}
-    assert getattr(validate_study(study_file(**ranges, splits=sizes | {split: share})).tasks.splits, split) == share
-    with pytest.raises(ConfigError, match=re.escape(f"  tasks: tasks.splits.{split}: {SHARE.format(share, share + 1)}")):
+    assert (
+        getattr(
+            validate_study(study_file(**ranges, splits=sizes | {split: share})).tasks.splits, split
+        )
+        == share
+    )
+    with pytest.raises(
+        ConfigError,
+        match=re.escape(f"  tasks: tasks.splits.{split}: {SHARE.format(share, share + 1)}"),
+    ):
         validate_study(study_file(**ranges, splits=sizes | {split: share + 1}))
 
 
 @pytest.mark.parametrize(
     ("text", "shown"),
-    [("Menge 12", True), ("je hundertfünf Euro", True), ("macht 1.260", True), ("112 und 1205", False), ("ein Auftrag", False)],
+    [
+        ("Menge 12", True),
+        ("je hundertfünf Euro", True),
+        ("macht 1.260", True),
+        ("112 und 1205", False),
+        ("ein Auftrag", False),
+    ],
 )
 def test_quantity_price_and_answer_are_facts(text: str, shown: bool) -> None:
     assert contains_fact(text, order(12, 105)) is shown
@@ -346,13 +446,20 @@ def test_quantity_price_and_answer_are_facts(text: str, shown: bool) -> None:
 
 def order(quantity: int, unit_price: int) -> Task:
     made = generate(section(), "train", 1)[0]
-    return replace(made, facts={"menge": quantity, "einzelpreis": unit_price}, answer=quantity * unit_price)
+    return replace(
+        made, facts={"menge": quantity, "einzelpreis": unit_price}, answer=quantity * unit_price
+    )
 
 
-def test_a_family_is_one_function_and_its_templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_family_is_one_function_and_its_templates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(families, "FAMILIES", dict(FAMILIES))
     source = tmp_path / "trip.json"
-    texts = {split: [f"{split}: Wie lang ist die Fahrt {{id}} nach {{ziel}}?"] for split in (*SPLITS, "base")}
+    texts = {
+        split: [f"{split}: Wie lang ist die Fahrt {{id}} nach {{ziel}}?"]
+        for split in (*SPLITS, "base")
+    }
     levels = {"open": {"first": [], "then": ["Rechne TAGE * STRECKE."], "limit": "All is given"}}
     source.write_text(json.dumps({"scaffolds": levels, **texts}))
 
@@ -360,7 +467,9 @@ def test_a_family_is_one_function_and_its_templates(tmp_path: Path, monkeypatch:
     def trip(rng: Random) -> dict[str, str]:
         return {"ziel": rng.choice(["Bonn", "Wien"])}
 
-    with pytest.raises(ValueError, match=r"tasks\.scaffold: 'lookup' is not a level of family trip: open"):
+    with pytest.raises(
+        ValueError, match=r"tasks\.scaffold: 'lookup' is not a level of family trip: open"
+    ):
         generate(section(family="trip"), "dev", 32)
     made = generate(section(family="trip", scaffold="open"), "dev", 32)
     assert list(made[0].facts) == ["tage", "strecke"]
@@ -372,11 +481,17 @@ def test_a_family_is_one_function_and_its_templates(tmp_path: Path, monkeypatch:
         families.family("trip", facts=("a", "b"))(trip)
 
 
-@pytest.mark.parametrize(("text", "message"), [("Fahrt {id} sieben 7", "shows a fact"), ("Fahrt", "{id} exactly once")])
-def test_bad_templates_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "message"), [("Fahrt {id} sieben 7", "shows a fact"), ("Fahrt", "{id} exactly once")]
+)
+def test_bad_templates_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
     monkeypatch.setattr(families, "FAMILIES", {})
     source = tmp_path / "trip.json"
-    source.write_text(json.dumps({"scaffolds": {"lookup": {"first": [], "then": [], "limit": ""}}, "dev": [text]}))
+    source.write_text(
+        json.dumps({"scaffolds": {"lookup": {"first": [], "then": [], "limit": ""}}, "dev": [text]})
+    )
     families.family("trip", facts=("tage", "strecke"), source=source)(lambda rng: {})
     with pytest.raises(ValueError, match=re.escape(message)):
         generate(section(family="trip", quantity=(7, 7)), "dev", 1)
@@ -406,12 +521,18 @@ ROW = dict(sorted(vars(order(12, 105)).items()))
         ({"facts": {"menge": True, "einzelpreis": 1260}}, "expected facts as positive integers"),
         ({"facts": {"menge": -12, "einzelpreis": -105}}, "expected facts as positive integers"),
         ({"facts": [12, 105]}, "expected facts as dict[str, int]"),
-        ({"split": "validation"}, "found 'validation', expected split as one of train, dev, test, base"),
+        (
+            {"split": "validation"},
+            "found 'validation', expected split as one of train, dev, test, base",
+        ),
         ({"id": "dev-0001"}, "expected id as train-0001"),
         ({"id": "train-1"}, "expected id as train-0001"),
         ({"template": "order_total/test/01"}, "expected template as order_total/train/01"),
         ({"family": "order_sum"}, "expected family as one of order_total"),
-        ({"scaffold": "full"}, "found 'full', expected scaffold as one of lookup, expression, none"),
+        (
+            {"scaffold": "full"},
+            "found 'full', expected scaffold as one of lookup, expression, none",
+        ),
         ({"scaffold": None}, "expected scaffold as"),
         ({"scaffold": ...}, "expected an object with exactly the keys id, split, family, scaffold"),
         ({"record_id": "QXVT7"}, "expected record_id as 5 consonants"),
@@ -423,7 +544,9 @@ ROW = dict(sorted(vars(order(12, 105)).items()))
 )
 def test_unsound_rows_are_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
     path = tmp_path / "train.jsonl"
-    good = json.dumps(vars(replace(order(3, 4), id="train-0007", record_id="BCDFG", question="Preis BCDFG?")))
+    good = json.dumps(
+        vars(replace(order(3, 4), id="train-0007", record_id="BCDFG", question="Preis BCDFG?"))
+    )
     row = {key: value for key, value in (ROW | change).items() if value is not ...}
     path.write_text(f"{good}\n{json.dumps(row)}\n")
     with pytest.raises(TaskFileError, match=re.escape(message)) as caught:

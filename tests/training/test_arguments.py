@@ -31,7 +31,9 @@ from agentrl.training.settings import Arm, TrainingSettings
 from agentrl.verify import arguments as checked
 from agentrl.verify.chain import _overridden
 
-DEFAULTS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parents[1] / "data/defaults.json").read_text(encoding="utf-8"))
+DEFAULTS: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parents[1] / "data/defaults.json").read_text(encoding="utf-8")
+)
 """Whose argument -> those that we leave alone -> their default, kept by hand."""
 
 
@@ -59,7 +61,11 @@ def caught(module: Any, name: str, call: Callable[[], object]) -> dict[str, Any]
 def grpo_given(study: Study) -> dict[str, Any]:
     recorder: Any = SimpleNamespace(work=Path("work"), seed=3, table={})
     settings = TrainingSettings(**study.training.model_dump(exclude={"seeds"}))
-    return caught(grpo, "GRPOConfig", lambda: grpo.trainer(None, None, recorder, settings, study.decoding, 160, study.model))  # type: ignore[arg-type]
+    return caught(
+        grpo,
+        "GRPOConfig",
+        lambda: grpo.trainer(None, None, recorder, settings, study.decoding, 160, study.model),
+    )  # type: ignore[arg-type]
 
 
 def supervised_given() -> dict[str, Any]:
@@ -84,14 +90,20 @@ def left_alone(kind: type, given: dict[str, Any]) -> dict[str, Any]:
 
 def unsaid(function: Callable[..., object], given: set[str]) -> dict[str, Any]:
     """Defaults of a function's parameters that its caller does not pass."""
-    return {name: p.default for name, p in inspect.signature(function).parameters.items() if p.default is not p.empty and name not in given}
+    return {
+        name: p.default
+        for name, p in inspect.signature(function).parameters.items()
+        if p.default is not p.empty and name not in given
+    }
 
 
 KINDS: dict[str, Callable[[Study], dict[str, Any]]] = {
     "GRPOConfig": lambda study: left_alone(GRPOConfig, grpo_given(study)),
     "TrainingArguments": lambda study: left_alone(TrainingArguments, supervised_given()),
     "LoraConfig": lambda study: left_alone(LoraConfig, lora_given(study)),
-    "AdamW": lambda study: unsaid(torch.optim.AdamW, {"lr", "betas", "eps", "weight_decay", "fused"}),
+    "AdamW": lambda study: unsaid(
+        torch.optim.AdamW, {"lr", "betas", "eps", "weight_decay", "fused"}
+    ),
     "get_peft_model": lambda study: unsaid(get_peft_model, set()),
     "linear schedule": lambda study: unsaid(get_linear_schedule_with_warmup, set()),
     "cosine schedule": lambda study: unsaid(get_cosine_schedule_with_warmup, set()),
@@ -114,11 +126,15 @@ def test_every_default_is_kept() -> None:
 def test_nothing_is_set_that_trl_does_not_know(study: Study) -> None:
     names = {field.name for field in fields(GRPOConfig)}
     assert arguments.FIXED.keys() | arguments.MACHINE.keys() <= names
-    assert not arguments.FIXED.keys() & arguments.configured(*told(study)).keys(), "either fixed or configured"
+    assert not arguments.FIXED.keys() & arguments.configured(*told(study)).keys(), (
+        "either fixed or configured"
+    )
 
 
 def told(study: Study, **changes: Any) -> tuple[Any, ...]:
-    settings = validate(TrainingSettings.part(study.training.model_dump(mode="json")) | changes, TrainingSettings)
+    settings = validate(
+        TrainingSettings.part(study.training.model_dump(mode="json")) | changes, TrainingSettings
+    )
     return settings, study.decoding, study.protocol.budget, study.model, 3
 
 
@@ -138,8 +154,20 @@ OTHER: dict[str, Any] = {
     "clip": {"low": 0.1, "high": 0.3},
     "mask_truncated": True,
     "entropy_quantile": 0.2,
-    "optimizer": {"name": "adamw_torch", "beta1": 0.8, "beta2": 0.95, "epsilon": 1e-6, "weight_decay": 0.1},
-    "lora": {"r": 4, "alpha": 8, "targets": ["q_proj", "up_proj"], "dropout": 0.1, "init": "gaussian"},
+    "optimizer": {
+        "name": "adamw_torch",
+        "beta1": 0.8,
+        "beta2": 0.95,
+        "epsilon": 1e-6,
+        "weight_decay": 0.1,
+    },
+    "lora": {
+        "r": 4,
+        "alpha": 8,
+        "targets": ["q_proj", "up_proj"],
+        "dropout": 0.1,
+        "init": "gaussian",
+    },
     "gradient_checkpointing": True,
     "checkpoint_every": 3,
 }
@@ -157,16 +185,29 @@ def really(study: Study, work: Path, **changes: Any) -> dict[str, dict[str, Any]
     settings, decoding, budget, device, seed = told(study, **changes)
     given = {**arguments.FIXED, **arguments.configured(settings, decoding, budget, device, seed)}
     return {
-        "grpo_config": arguments.recorded(GRPOConfig(output_dir=str(work), report_to="none", **given), arguments.MACHINE),
-        "lora_config": arguments.recorded(adapter.lora_config(settings.lora), arguments.LORA_MACHINE),
+        "grpo_config": arguments.recorded(
+            GRPOConfig(output_dir=str(work), report_to="none", **given), arguments.MACHINE
+        ),
+        "lora_config": arguments.recorded(
+            adapter.lora_config(settings.lora), arguments.LORA_MACHINE
+        ),
     }
 
 
 @pytest.mark.parametrize("changes", [{}, OTHER], ids=["shipped", "other"])
-def test_verification_derives_what_trl_and_peft_were_told(study: Study, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_verification_derives_what_trl_and_peft_were_told(
+    study: Study, tmp_path: Path, changes: dict[str, Any]
+) -> None:
     settings, decoding, *_ = told(study, **changes)
-    config = {"training": settings, "decoding": decoding, "model": study.model, "protocol": study.protocol}
-    plain = {name: section.model_dump(mode="json") for name, section in config.items()} | {"seed": 3}
+    config = {
+        "training": settings,
+        "decoding": decoding,
+        "model": study.model,
+        "protocol": study.protocol,
+    }
+    plain = {name: section.model_dump(mode="json") for name, section in config.items()} | {
+        "seed": 3
+    }
     found = really(study, tmp_path, **changes)
     expected = checked.trainer(plain)
     assert {name: found["grpo_config"][name] for name in expected} == expected
@@ -182,15 +223,24 @@ def test_every_setting_reaches_trl_or_peft(study: Study, tmp_path: Path, name: s
 
 
 def test_the_record_is_the_same_bytes_in_any_folder(study: Study, tmp_path: Path) -> None:
-    one, other = (json.dumps(really(study, tmp_path / name), sort_keys=True, allow_nan=False) for name in ("a", "b"))
+    one, other = (
+        json.dumps(really(study, tmp_path / name), sort_keys=True, allow_nan=False)
+        for name in ("a", "b")
+    )
     assert one == other
     assert str(tmp_path) not in one
 
 
 def test_all_arguments_are_recorded_but_those_of_the_machine(study: Study, tmp_path: Path) -> None:
     found = really(study, tmp_path)
-    assert found["grpo_config"].keys() == {field.name for field in fields(GRPOConfig)} - arguments.MACHINE.keys()
-    assert found["lora_config"].keys() == {field.name for field in fields(LoraConfig)} - arguments.LORA_MACHINE.keys()
+    assert (
+        found["grpo_config"].keys()
+        == {field.name for field in fields(GRPOConfig)} - arguments.MACHINE.keys()
+    )
+    assert (
+        found["lora_config"].keys()
+        == {field.name for field in fields(LoraConfig)} - arguments.LORA_MACHINE.keys()
+    )
 
 
 def test_what_json_cannot_say_is_named() -> None:
@@ -198,25 +248,51 @@ def test_what_json_cannot_say_is_named() -> None:
         arguments.recorded(TrainingArguments(output_dir="x", use_cpu=True, optim_args=object()), ())  # type: ignore[arg-type]
 
 
-def test_an_arm_s_nested_overrides_are_merged_by_verification_as_by_training(study: Study, tmp_path: Path) -> None:
-    arm = {"reward": "shaped", "training": {"kl": 0.5, "optimizer": {"beta2": 0.95}, "clip": {"high": 0.28}, "lora": {"init": "gaussian"}}}
+def test_an_arm_s_nested_overrides_are_merged_by_verification_as_by_training(
+    study: Study, tmp_path: Path
+) -> None:
+    arm = {
+        "reward": "shaped",
+        "training": {
+            "kl": 0.5,
+            "optimizer": {"beta2": 0.95},
+            "clip": {"high": 0.28},
+            "lora": {"init": "gaussian"},
+        },
+    }
     base = TrainingSettings.part(study.training.model_dump(mode="json"))
     write_json(tmp_path / "training.json", base)
     write_json(tmp_path / "arm-a.json", arm)
     settings = validate(arm, Arm).settings(validate(base, TrainingSettings))
     assert _overridden(tmp_path, "a") == settings.model_dump(mode="json")
-    assert (settings.optimizer.beta2, settings.optimizer.beta1, settings.clip.low, settings.clip.high) == (0.95, 0.9, 0.2, 0.28)
+    assert (
+        settings.optimizer.beta2,
+        settings.optimizer.beta1,
+        settings.clip.low,
+        settings.clip.high,
+    ) == (0.95, 0.9, 0.2, 0.28)
 
 
 def test_the_kept_table_shows_what_grpo_is_told_and_the_installed_defaults() -> None:
     """`tests/grpo_config_table.py` makes it anew; the column of TRL 0.29.0 needs that version's source and stays as it was read."""
     kept = {}
-    for line in (grpo_config_table.ROOT / "benchmarks/training/grpo-config.md").read_text(encoding="utf-8").splitlines():
-        if line.startswith("| ") and len(cells := [cell.strip() for cell in line.strip("|").split("|")]) == 5 and cells[0] != "argument":
+    for line in (
+        (grpo_config_table.ROOT / "benchmarks/training/grpo-config.md")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    ):
+        if (
+            line.startswith("| ")
+            and len(cells := [cell.strip() for cell in line.strip("|").split("|")]) == 5
+            and cells[0] != "argument"
+        ):
             kept[cells[0]] = cells[1:]
     told, now = grpo_config_table.ours(validate_study(PILOT_RAW)), grpo_config_table.pinned()
     assert told.keys() <= kept.keys()
     for name, (ours, recipe, installed, note) in kept.items():
         if name != "---":
-            assert grpo_config_table.row(name, told, {name: recipe}, now) == f"| {name} | {ours} | {recipe} | {installed} | {note} |"
+            assert (
+                grpo_config_table.row(name, told, {name: recipe}, now)
+                == f"| {name} | {ours} | {recipe} | {installed} | {note} |"
+            )
     assert kept["use_bias_correction_kl"][:3] == ["false", "false", "true"]

@@ -44,7 +44,14 @@ GROUP, BATCH = 4, 8
 
 def settings(study: Study, **changes: object) -> TrainingSettings:
     values = {name: getattr(study.training, name) for name in TrainingSettings.model_fields}
-    fixed = {"steps": 2, "group_size": GROUP, "batch_size": BATCH, "learning_rate": 0.01, "kl": 0.02, "checkpoint_every": 1}
+    fixed = {
+        "steps": 2,
+        "group_size": GROUP,
+        "batch_size": BATCH,
+        "learning_rate": 0.01,
+        "kl": 0.02,
+        "checkpoint_every": 1,
+    }
     return TrainingSettings(**values | fixed | changes)
 
 
@@ -60,7 +67,9 @@ class Lab:
 
     def sampling(self) -> Engine:
         """The policy itself, four tokens of nonsense an episode."""
-        return TransformersEngine(None, self.study.decoding, self.chat.stop_ids, self.tokenizer.pad_token_id)  # type: ignore[arg-type]
+        return TransformersEngine(
+            None, self.study.decoding, self.chat.stop_ids, self.tokenizer.pad_token_id
+        )  # type: ignore[arg-type]
 
     def scripted(self) -> Engine:
         """Four courses of an episode, one per trial: streams of different length, tools and reward."""
@@ -71,25 +80,45 @@ class Lab:
             task = by_id[str(name)]
             look, end = lookup_call(task.record_id), f"<answer>{task.answer}</answer>"
             product = calculator_call(" * ".join(map(str, task.facts.values())))
-            courses = [[look, product, end], [look, end], ["Nein."], [look, calculator_call("1 +"), product, "Fertig."]]
+            courses = [
+                [look, product, end],
+                [look, end],
+                ["Nein."],
+                [look, calculator_call("1 +"), product, "Fertig."],
+            ]
             return encode_turn(self.chat, courses[int(trial)][int(turn)])
 
         return ScriptedEngine(script, self.chat.stop_ids)
 
-    def recorder(self, work: Path, engine: Engine, budget: int, chosen: TrainingSettings, arm: str = "shaped") -> grpo.Recorder:
+    def recorder(
+        self, work: Path, engine: Engine, budget: int, chosen: TrainingSettings, arm: str = "shaped"
+    ) -> grpo.Recorder:
         rule = partial({"shaped": shaped_reward, "random": random_reward}[arm], self.study.reward)
-        rollout = Rollout(engine, self.chat, self.study.protocol.model_copy(update={"budget": budget}))
+        rollout = Rollout(
+            engine, self.chat, self.study.protocol.model_copy(update={"budget": budget})
+        )
         return grpo.Recorder(rollout, self.tasks, rule, POLICY, 3, work, chosen)
 
     def trainer(self, recorder: grpo.Recorder) -> grpo.RecordedTrainer:
         budget = recorder.rollout.protocol.budget
         return grpo.trainer(
-            copy.deepcopy(self.model), self.tokenizer, recorder, recorder.settings, self.study.decoding, budget, self.study.model
+            copy.deepcopy(self.model),
+            self.tokenizer,
+            recorder,
+            recorder.settings,
+            self.study.decoding,
+            budget,
+            self.study.model,
         )
 
 
 @pytest.fixture(scope="module")
-def lab(study: Study, tiny_model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, chat: ChatProtocol) -> Lab:
+def lab(
+    study: Study,
+    tiny_model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    chat: ChatProtocol,
+) -> Lab:
     return Lab(study, generate(study.tasks, "train", 6), tiny_model, copy.deepcopy(tokenizer), chat)
 
 
@@ -127,7 +156,9 @@ class BeforeStep(TrainerCallback):
         self.work, self.seen = work, []
 
     def on_pre_optimizer_step(self, *_: object, **__: object) -> None:
-        self.seen.append((len(lines(self.work / grpo.EPISODES)), len(lines(self.work / grpo.STEPS))))
+        self.seen.append(
+            (len(lines(self.work / grpo.EPISODES)), len(lines(self.work / grpo.STEPS)))
+        )
 
 
 @pytest.fixture(scope="module", params=["shaped", "random"])
@@ -138,7 +169,13 @@ def run(request: pytest.FixtureRequest, lab: Lab, tmp_path_factory: pytest.TempP
     losses, batches, original = [], [], GRPOTrainer._compute_loss
 
     def compute_loss(self: GRPOTrainer, model: torch.nn.Module, inputs: Tensors) -> torch.Tensor:
-        losses.append({name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)})
+        losses.append(
+            {
+                name: value.clone()
+                for name, value in inputs.items()
+                if isinstance(value, torch.Tensor)
+            }
+        )
         batches.append(list(recorder.batch))
         return original(self, model, inputs)
 
@@ -148,7 +185,9 @@ def run(request: pytest.FixtureRequest, lab: Lab, tmp_path_factory: pytest.TempP
         trainer.add_callback(watch)
         initial = adapter.state(trainer.model)
         trainer.train()
-    return Run(work, lab, chosen, losses, batches, watch.seen, initial, adapter.state(trainer.model))
+    return Run(
+        work, lab, chosen, losses, batches, watch.seen, initial, adapter.state(trainer.model)
+    )
 
 
 def test_episodes_are_on_disk_before_the_step(run: Run) -> None:
@@ -170,18 +209,27 @@ def test_the_loss_got_the_recorded_ids_and_trains_on_sampled_ids_only(run: Run) 
         for position, row in enumerate(loss["episode"].tolist()):
             episode, kept = episodes[row], loss["completion_mask"][position].bool()
             trained = (loss["completion_mask"] * loss["tool_mask"])[position].bool()
-            assert loss["prompt_ids"][position][loss["prompt_mask"][position].bool()].tolist() == episode.prompt_ids
+            assert (
+                loss["prompt_ids"][position][loss["prompt_mask"][position].bool()].tolist()
+                == episode.prompt_ids
+            )
             assert loss["completion_ids"][position][kept].tolist() == episode.completion_ids
-            assert loss["completion_ids"][position][trained].tolist() == [i for segment in episode.sampled for i in segment.ids]
+            assert loss["completion_ids"][position][trained].tolist() == [
+                i for segment in episode.sampled for i in segment.ids
+            ]
             assert float(loss["advantages"][position]) == pytest.approx(episode.advantage, abs=1e-6)
-            assert [value for value, length in episode.loss_runs for _ in range(length)] == trained[kept].int().tolist()
+            assert [value for value, length in episode.loss_runs for _ in range(length)] == trained[
+                kept
+            ].int().tolist()
     assert {len(episode.sampled) for episode in run.episodes} == {1, 2, 3, 4}
 
 
 def test_rewards_are_the_arm_s_and_advantages_follow(run: Run) -> None:
     rewards = [episode.reward for episode in run.episodes]
     assert len(set(rewards)) > 1
-    assert [episode.advantage for episode in run.episodes] == pytest.approx(group_advantages(rewards, run.settings), abs=1e-4)
+    assert [episode.advantage for episode in run.episodes] == pytest.approx(
+        group_advantages(rewards, run.settings), abs=1e-4
+    )
     for episode in run.episodes:
         assert episode.outcome.strict == (episode.key.trial == 0)
 
@@ -190,7 +238,15 @@ def test_one_step_record_per_step(run: Run) -> None:
     assert [record.step for record in run.steps] == [1, 2]
     for index, record in enumerate(run.steps):
         episodes = run.episodes[index * BATCH : (index + 1) * BATCH]
-        unmeasured = {"loss": 0.0, "grad_norm": 0.0, "kl": 0.0, "gap_mean": 0.0, "gap_max": 0.0, "ratio_mean": 1.0, "ratio_outside": 0.0}
+        unmeasured = {
+            "loss": 0.0,
+            "grad_norm": 0.0,
+            "kl": 0.0,
+            "gap_mean": 0.0,
+            "gap_max": 0.0,
+            "ratio_mean": 1.0,
+            "ratio_outside": 0.0,
+        }
         assert replace(record, **unmeasured) == StepRecord.of(episodes, GROUP)
         assert record.grad_norm > 0
 
@@ -204,7 +260,9 @@ def test_the_adapter_starts_from_the_seed_alone(lab: Lab, tmp_path: Path) -> Non
         recorder.seed = seed
         made.append(adapter.state(lab.trainer(recorder).model))
     assert all(tensor.equal(made[1][name]) for name, tensor in made[0].items())
-    assert not any(tensor.equal(made[2][name]) for name, tensor in made[0].items() if "lora_A" in name)
+    assert not any(
+        tensor.equal(made[2][name]) for name, tensor in made[0].items() if "lora_A" in name
+    )
     assert not any(tensor.any() for name, tensor in made[0].items() if "lora_B" in name)
 
 
@@ -217,7 +275,9 @@ def test_adapters_are_float32_on_bfloat16_weights(lab: Lab, tmp_path: Path) -> N
     trainer.train()
     final = adapter.state(trainer.model)
     assert {tensor.dtype for tensor in (*initial.values(), *final.values())} == {torch.float32}
-    assert {weight.dtype for weight in trainer.model.parameters() if not weight.requires_grad} == {torch.bfloat16}
+    assert {weight.dtype for weight in trainer.model.parameters() if not weight.requires_grad} == {
+        torch.bfloat16
+    }
     assert any(not tensor.equal(initial[name]) for name, tensor in final.items())
 
 
@@ -226,24 +286,32 @@ def test_training_keeps_no_logits_of_the_whole_vocabulary(lab: Lab, tmp_path: Pa
     recorder = lab.recorder(tmp_path, lab.sampling(), 6, settings(lab.study, steps=1))
     trainer = lab.trainer(recorder)
     shapes: list[torch.Size] = []
-    trainer.model.get_output_embeddings().register_forward_hook(lambda _, __, logits: shapes.append(logits.shape))
+    trainer.model.get_output_embeddings().register_forward_hook(
+        lambda _, __, logits: shapes.append(logits.shape)
+    )
     trainer.train()
     assert shapes
     assert {shape[1] for shape in shapes} == {1}
 
 
-def test_several_visible_gpus_are_refused(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_visible_gpus_are_refused(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     recorder = lab.recorder(tmp_path, lab.scripted(), 160, settings(lab.study))
     cuda = lab.study.model.model_copy(update={"device": "cuda"})
     with pytest.raises(grpo.DeviceError, match="sees 2; set CUDA_VISIBLE_DEVICES to one"):
-        grpo.trainer(lab.model, lab.tokenizer, recorder, recorder.settings, lab.study.decoding, 160, cuda)
+        grpo.trainer(
+            lab.model, lab.tokenizer, recorder, recorder.settings, lab.study.decoding, 160, cuda
+        )
 
 
 def test_every_adapter_tensor_is_trained(run: Run) -> None:
     targets = len(run.settings.lora.targets) * run.lab.model.config.num_hidden_layers
     assert len(run.initial) == len(run.final) == 2 * targets
-    assert all(not run.final[name].equal(run.initial[name]) for name in run.initial if "lora_B" in name)
+    assert all(
+        not run.final[name].equal(run.initial[name]) for name in run.initial if "lora_B" in name
+    )
 
 
 def test_the_reference_is_the_start_policy(run: Run) -> None:
@@ -255,25 +323,52 @@ def test_the_reference_is_the_start_policy(run: Run) -> None:
         attention = torch.cat([loss["prompt_mask"], loss["completion_mask"]], dim=1)
         width = loss["completion_ids"].shape[1]
         with torch.inference_mode():
-            logits = run.lab.model(input_ids=ids, attention_mask=attention).logits[:, -width - 1 : -1]
+            logits = run.lab.model(input_ids=ids, attention_mask=attention).logits[
+                :, -width - 1 : -1
+            ]
         scores = (logits / run.lab.study.decoding.temperature).log_softmax(-1)
         expected = scores.gather(-1, loss["completion_ids"].unsqueeze(-1)).squeeze(-1)
         kept = loss["completion_mask"].bool()
-        torch.testing.assert_close(loss["ref_per_token_logps"][kept], expected[kept], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            loss["ref_per_token_logps"][kept], expected[kept], atol=1e-4, rtol=1e-4
+        )
 
 
 @pytest.mark.parametrize(
-    ("loss_type", "dtype"), [("dapo", "float32"), ("dapo", "bfloat16"), ("bnpo", "float32"), ("dr_grpo", "float32"), ("grpo", "float32")]
+    ("loss_type", "dtype"),
+    [
+        ("dapo", "float32"),
+        ("dapo", "bfloat16"),
+        ("bnpo", "float32"),
+        ("dr_grpo", "float32"),
+        ("grpo", "float32"),
+    ],
 )
-def test_verification_s_gates_hold_for_what_trl_computed(lab: Lab, tmp_path: Path, loss_type: str, dtype: str) -> None:
+def test_verification_s_gates_hold_for_what_trl_computed(
+    lab: Lab, tmp_path: Path, loss_type: str, dtype: str
+) -> None:
     """KL at step 1 and every loss, from the records alone; the policy is far from its reference at the later steps."""
     device = lab.study.model.model_copy(update={"dtype": dtype})
-    made = replace(lab, model=copy.deepcopy(lab.model).to(getattr(torch, dtype)), study=lab.study.model_copy(update={"model": device}))
-    recorder = made.recorder(tmp_path, made.scripted(), 160, settings(lab.study, loss_type=loss_type, steps=3))
+    made = replace(
+        lab,
+        model=copy.deepcopy(lab.model).to(getattr(torch, dtype)),
+        study=lab.study.model_copy(update={"model": device}),
+    )
+    recorder = made.recorder(
+        tmp_path, made.scripted(), 160, settings(lab.study, loss_type=loss_type, steps=3)
+    )
     made.trainer(recorder).train()
-    rows, steps = ([json.loads(line) for line in lines(tmp_path / name)] for name in (grpo.EPISODES, grpo.STEPS))
+    rows, steps = (
+        [json.loads(line) for line in lines(tmp_path / name)]
+        for name in (grpo.EPISODES, grpo.STEPS)
+    )
     trained = recorder.settings.model_dump(mode="json")
-    config = {"training": trained, "model": {"dtype": dtype}, "arm": {"warmup": None}, "protocol": {"budget": 160}}
+    config = {
+        "training": trained,
+        "model": {"dtype": dtype},
+        "arm": {"warmup": None},
+        "protocol": {"budget": 160},
+    }
     findings = Findings(tmp_path)
     gates._kl(tmp_path / grpo.STEPS, steps, config, findings)
     gates._losses(tmp_path / grpo.STEPS, steps, rows, config, findings)
@@ -299,12 +394,18 @@ def rows(inputs: Tensors, order: list[int]) -> Tensors:
     return {name: value[order] if value.dim() else value for name, value in inputs.items()}
 
 
-@pytest.mark.parametrize("order", [list(range(BATCH)), list(range(BATCH))[::-1], [3, 0, 6, 1, 7, 2, 5, 4]])
-def test_what_trl_really_trains_on_passes_in_any_order(checked: tuple[grpo.Recorder, Tensors], order: list[int]) -> None:
+@pytest.mark.parametrize(
+    "order", [list(range(BATCH)), list(range(BATCH))[::-1], [3, 0, 6, 1, 7, 2, 5, 4]]
+)
+def test_what_trl_really_trains_on_passes_in_any_order(
+    checked: tuple[grpo.Recorder, Tensors], order: list[int]
+) -> None:
     recorder, inputs = checked
     recorder.check(rows(inputs, order))
     written = list(trajectory.read(recorder.work / grpo.EPISODES))
-    assert [replace(episode, advantage=None, loss_runs=None) for episode in written] == recorder.batch
+    assert [
+        replace(episode, advantage=None, loss_runs=None) for episode in written
+    ] == recorder.batch
 
 
 def first(inputs: Tensors, name: str, position: int) -> int:
@@ -384,12 +485,20 @@ CORRUPTIONS: list[tuple[Corruption, str]] = [
 
 def lively(recorder: grpo.Recorder, inputs: Tensors) -> int:
     """The last row of the batch whose episode saw a tool and has an advantage."""
-    found = [p for p, row in enumerate(inputs["episode"].tolist()) if recorder.batch[row].calls and inputs["advantages"][p] != 0]
+    found = [
+        p
+        for p, row in enumerate(inputs["episode"].tolist())
+        if recorder.batch[row].calls and inputs["advantages"][p] != 0
+    ]
     return found[-1]
 
 
-@pytest.mark.parametrize(("corrupt", "field"), CORRUPTIONS, ids=lambda value: getattr(value, "__name__", ""))
-def test_one_difference_stops_the_run_and_is_named(checked: tuple[grpo.Recorder, Tensors], corrupt: Corruption, field: str) -> None:
+@pytest.mark.parametrize(
+    ("corrupt", "field"), CORRUPTIONS, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_one_difference_stops_the_run_and_is_named(
+    checked: tuple[grpo.Recorder, Tensors], corrupt: Corruption, field: str
+) -> None:
     recorder, inputs = checked
     at = lively(recorder, inputs)
     corrupt(inputs, at)
@@ -406,14 +515,23 @@ def test_swapped_rows_are_found(checked: tuple[grpo.Recorder, Tensors]) -> None:
     with pytest.raises(grpo.BoundaryError, match=r"TRL's (prompt|completion) ids differ"):
         recorder.check(rows(inputs, order) | {"episode": inputs["episode"]})
     by_row = inputs["episode"].argsort().tolist()
-    one, other = by_row[0], next(p for p in by_row[1:GROUP] if inputs["advantages"][p] != inputs["advantages"][by_row[0]])
+    one, other = (
+        by_row[0],
+        next(
+            p for p in by_row[1:GROUP] if inputs["advantages"][p] != inputs["advantages"][by_row[0]]
+        ),
+    )
     inputs["advantages"][[one, other]] = inputs["advantages"][[other, one]]
     with pytest.raises(grpo.BoundaryError, match="TRL's advantage"):
         recorder.check(inputs)
 
 
-@pytest.mark.parametrize("order", [list(range(BATCH - 1)), [*range(BATCH - 1), 0], [*range(BATCH), 0], []])
-def test_a_dropped_or_doubled_row_is_found(checked: tuple[grpo.Recorder, Tensors], order: list[int]) -> None:
+@pytest.mark.parametrize(
+    "order", [list(range(BATCH - 1)), [*range(BATCH - 1), 0], [*range(BATCH), 0], []]
+)
+def test_a_dropped_or_doubled_row_is_found(
+    checked: tuple[grpo.Recorder, Tensors], order: list[int]
+) -> None:
     recorder, inputs = checked
     with pytest.raises(grpo.BoundaryError, match=re.escape(f"of {BATCH} recorded episodes")):
         recorder.check(rows(inputs, order))
@@ -422,7 +540,10 @@ def test_a_dropped_or_doubled_row_is_found(checked: tuple[grpo.Recorder, Tensors
 def test_the_difference_is_shown_where_it_begins(checked: tuple[grpo.Recorder, Tensors]) -> None:
     recorder, inputs = checked
     at = lively(recorder, inputs)
-    ids, column = recorder.batch[int(inputs["episode"][at])].completion_ids, boundary(inputs, at) - 2
+    ids, column = (
+        recorder.batch[int(inputs["episode"][at])].completion_ids,
+        boundary(inputs, at) - 2,
+    )
     sampled_id(inputs, at)
     shown = rf"at position {column} \(recorded \[{ids[column]}, .*\] of {len(ids)}, given \[{ids[column] + 1}, "
     with pytest.raises(grpo.BoundaryError, match=shown):
@@ -436,7 +557,9 @@ def test_an_episode_without_reward_is_refused(checked: tuple[grpo.Recorder, Tens
         recorder.check(inputs)
 
 
-def test_a_corruption_inside_trl_stops_before_the_step(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_corruption_inside_trl_stops_before_the_step(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the check is there for: a release of TRL that trains on something else."""
     original = GRPOTrainer._generate_and_score_completions
 
@@ -454,7 +577,9 @@ def test_a_corruption_inside_trl_stops_before_the_step(lab: Lab, tmp_path: Path,
     assert grpo.last_checkpoint(tmp_path) == (None, 0)
 
 
-def test_an_engine_fault_is_no_score(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_fault_is_no_score(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = lab.scripted()
     monkeypatch.setattr(engine, "generate", lambda requests: [])
     with pytest.raises(EngineError):
@@ -478,7 +603,12 @@ def train(lab: Lab, work: Path, steps: int = 4) -> Evidence:
     recorder = lab.recorder(work, lab.sampling(), 6, settings(lab.study, steps=steps), "random")
     trainer = lab.trainer(recorder)
     resumed = grpo.train(trainer, work)
-    return Evidence(resumed, (work / grpo.EPISODES).read_bytes(), (work / grpo.STEPS).read_bytes(), adapter.state(trainer.model))
+    return Evidence(
+        resumed,
+        (work / grpo.EPISODES).read_bytes(),
+        (work / grpo.STEPS).read_bytes(),
+        adapter.state(trainer.model),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -487,12 +617,16 @@ def straight(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Evidence:
     return train(lab, tmp_path_factory.mktemp("straight"))
 
 
-def test_the_gradient_is_the_ids_and_not_the_engine_s(lab: Lab, straight: Evidence, tmp_path: Path) -> None:
+def test_the_gradient_is_the_ids_and_not_the_engine_s(
+    lab: Lab, straight: Evidence, tmp_path: Path
+) -> None:
     """The same ids from an engine with other log-probabilities give the same adapter, bit for bit: no correction rests on them."""
     said = {}
     for episode in map(json.loads, straight.episodes.splitlines()):
         key = episode["key"]
-        for turn, segment in enumerate(part for part in episode["segments"] if part["kind"] == "sampled"):
+        for turn, segment in enumerate(
+            part for part in episode["segments"] if part["kind"] == "sampled"
+        ):
             said[key["step"], key["task"], key["trial"], turn] = segment["ids"]
     engine = ScriptedEngine(lambda request: said[request.key[2:]], lab.chat.stop_ids)
     trainer = lab.trainer(lab.recorder(tmp_path, engine, 6, settings(lab.study, steps=4), "random"))
@@ -526,13 +660,21 @@ class Truncated(TransformersEngine):
     name = "truncated"
 
     def generate(self, requests: list[Request]) -> list[Sample]:
-        return [replace(sample, logprobs=[score + 1.5 for score in sample.logprobs]) for sample in super().generate(requests)]
+        return [
+            replace(sample, logprobs=[score + 1.5 for score in sample.logprobs])
+            for sample in super().generate(requests)
+        ]
 
 
-def test_a_sampler_of_another_distribution_stops_the_run_at_its_first_step(lab: Lab, tmp_path: Path) -> None:
+def test_a_sampler_of_another_distribution_stops_the_run_at_its_first_step(
+    lab: Lab, tmp_path: Path
+) -> None:
     engine = Truncated(None, lab.study.decoding, lab.chat.stop_ids, lab.tokenizer.pad_token_id)
     trainer = lab.trainer(lab.recorder(tmp_path, engine, 6, settings(lab.study), "random"))
-    with pytest.raises(HealthError, match=r"step 1: over \d+ sampled tokens the trainer gives 0\.223 times the sampler's probability"):
+    with pytest.raises(
+        HealthError,
+        match=r"step 1: over \d+ sampled tokens the trainer gives 0\.223 times the sampler's probability",
+    ):
         grpo.train(trainer, tmp_path)
     assert len(lines(tmp_path / grpo.STEPS)) == 1
 
@@ -556,7 +698,9 @@ def interrupted(lab: Lab, tmp_path: Path) -> Path:
 
 
 def same(one: Evidence, two: Evidence) -> bool:
-    adapters = one.adapter.keys() == two.adapter.keys() and all(t.equal(two.adapter[n]) for n, t in one.adapter.items())
+    adapters = one.adapter.keys() == two.adapter.keys() and all(
+        t.equal(two.adapter[n]) for n, t in one.adapter.items()
+    )
     return (one.episodes, one.steps, adapters) == (two.episodes, two.steps, True)
 
 
@@ -569,12 +713,16 @@ def test_a_resumed_run_is_the_same_run(lab: Lab, straight: Evidence, interrupted
     assert (straight.resumed, resumed.resumed) == (0, 2)
     assert same(resumed, straight)
     assert [json.loads(line)["step"] for line in straight.steps.splitlines()] == [1, 2, 3, 4]
-    finished = train(lab, interrupted)  # killed after its last step, before its results were published
+    finished = train(
+        lab, interrupted
+    )  # killed after its last step, before its results were published
     assert finished.resumed == 4
     assert same(finished, straight)
 
 
-def test_an_incomplete_checkpoint_is_not_resumed_from(lab: Lab, straight: Evidence, interrupted: Path) -> None:
+def test_an_incomplete_checkpoint_is_not_resumed_from(
+    lab: Lab, straight: Evidence, interrupted: Path
+) -> None:
     (interrupted / "checkpoint-2" / grpo.COMPLETE).unlink()
     (interrupted / "checkpoint-2" / "optimizer.pt").write_bytes(b"half")
     assert grpo.last_checkpoint(interrupted) == (interrupted / "checkpoint-1", 1)
@@ -585,11 +733,15 @@ def test_an_incomplete_checkpoint_is_not_resumed_from(lab: Lab, straight: Eviden
 
 def test_the_policy_moves_what_is_sampled(lab: Lab, straight: Evidence, tmp_path: Path) -> None:
     """Else a resumed run could not differ: a run that stands still would sample other ids."""
-    still = lab.recorder(tmp_path, lab.sampling(), 6, settings(lab.study, steps=4, learning_rate=1e-12), "random")
+    still = lab.recorder(
+        tmp_path, lab.sampling(), 6, settings(lab.study, steps=4, learning_rate=1e-12), "random"
+    )
     lab.trainer(still).train()
     moved = [json.loads(line) for line in straight.episodes.splitlines()]
     for episode, other in zip(moved, trajectory.read(tmp_path / grpo.EPISODES), strict=True):
-        assert (episode["segments"][1]["logprobs"] == other.sampled[0].logprobs) == (episode["key"]["step"] == 0)
+        assert (episode["segments"][1]["logprobs"] == other.sampled[0].logprobs) == (
+            episode["key"]["step"] == 0
+        )
 
 
 def test_the_newest_complete_checkpoint_is_found_by_number(tmp_path: Path) -> None:
@@ -602,15 +754,25 @@ def test_the_newest_complete_checkpoint_is_found_by_number(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("step", "episodes", "steps"), [(0, [], []), (1, [0, 0], [1]), (2, [0, 0, 1, 1], [1, 2]), (9, [0, 0, 1, 1, 2, 2], [1, 2, 3])]
+    ("step", "episodes", "steps"),
+    [(0, [], []), (1, [0, 0], [1]), (2, [0, 0, 1, 1], [1, 2]), (9, [0, 0, 1, 1, 2, 2], [1, 2, 3])],
 )
-def test_rewind_drops_later_and_unfinished_lines(tmp_path: Path, step: int, episodes: list[int], steps: list[int]) -> None:
-    (tmp_path / grpo.EPISODES).write_text("".join(json.dumps({"key": {"step": n // 2}}) + "\n" for n in range(6)) + '{"key": {"step": 0}}')
-    (tmp_path / grpo.STEPS).write_text("".join(json.dumps({"step": n}) + "\n" for n in (1, 2, 3)) + '{"ste')
+def test_rewind_drops_later_and_unfinished_lines(
+    tmp_path: Path, step: int, episodes: list[int], steps: list[int]
+) -> None:
+    (tmp_path / grpo.EPISODES).write_text(
+        "".join(json.dumps({"key": {"step": n // 2}}) + "\n" for n in range(6))
+        + '{"key": {"step": 0}}'
+    )
+    (tmp_path / grpo.STEPS).write_text(
+        "".join(json.dumps({"step": n}) + "\n" for n in (1, 2, 3)) + '{"ste'
+    )
     grpo.rewind(tmp_path, step)
     assert [json.loads(line)["key"]["step"] for line in lines(tmp_path / grpo.EPISODES)] == episodes
     assert [json.loads(line)["step"] for line in lines(tmp_path / grpo.STEPS)] == steps
-    assert all((tmp_path / name).read_text()[-1:] in ("\n", "") for name in (grpo.EPISODES, grpo.STEPS))
+    assert all(
+        (tmp_path / name).read_text()[-1:] in ("\n", "") for name in (grpo.EPISODES, grpo.STEPS)
+    )
 
 
 def test_rewind_never_loses_what_it_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -633,13 +795,19 @@ def stepped(lab: Lab, work: Path, **changes: object) -> tuple[list[StepRecord], 
     recorder = lab.recorder(work, lab.scripted(), 160, settings(lab.study, **changes))
     trainer = lab.trainer(recorder)
     trainer.train()
-    return [StepRecord(**json.loads(line)) for line in lines(work / grpo.STEPS)], adapter.state(trainer.model)
+    return [StepRecord(**json.loads(line)) for line in lines(work / grpo.STEPS)], adapter.state(
+        trainer.model
+    )
 
 
-def test_the_estimator_of_the_kl_term_changes_the_gradient_where_the_policy_has_left_the_reference(lab: Lab, tmp_path: Path) -> None:
+def test_the_estimator_of_the_kl_term_changes_the_gradient_where_the_policy_has_left_the_reference(
+    lab: Lab, tmp_path: Path
+) -> None:
     """At step 1 both are 0 and flat; at step 2 they have one value and two gradients."""
     (first, second), k3 = stepped(lab, tmp_path / "k3", kl=0.5, kl_estimator="k3")
-    (same, other), unbiased = stepped(lab, tmp_path / "unbiased", kl=0.5, kl_estimator="k3_unbiased")
+    (same, other), unbiased = stepped(
+        lab, tmp_path / "unbiased", kl=0.5, kl_estimator="k3_unbiased"
+    )
     assert (same.grad_norm, same.loss) == (first.grad_norm, first.loss)
     assert other.kl == second.kl > 0
     assert abs(other.grad_norm - second.grad_norm) > 1e-3 * second.grad_norm
@@ -648,18 +816,27 @@ def test_the_estimator_of_the_kl_term_changes_the_gradient_where_the_policy_has_
 
 @pytest.mark.parametrize(
     ("estimator", "slope"),
-    [("k3", lambda d: 1 - torch.exp(d)), ("k3_unbiased", lambda d: -d)],  # d: reference minus policy, nats
+    [
+        ("k3", lambda d: 1 - torch.exp(d)),
+        ("k3_unbiased", lambda d: -d),
+    ],  # d: reference minus policy, nats
     ids=["k3", "k3_unbiased"],
 )
 def test_the_loss_is_the_configured_one(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, estimator: str, slope: Callable[[torch.Tensor], torch.Tensor]
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    estimator: str,
+    slope: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
     """By hand: each trained token's slope is (-advantage + kl * slope of the estimator) / trained tokens. That of the unbiased one is the
     reverse KL's score function; TRL 0.29.0's default is the plain one."""
     chosen = settings(run.lab.study, kl=0.3, kl_estimator=estimator)
     trainer = run.lab.trainer(run.lab.recorder(tmp_path, run.lab.scripted(), 160, chosen))
     inputs = run.losses[1]
-    policy = (inputs["ref_per_token_logps"] + torch.linspace(-1, 1, inputs["completion_ids"].shape[1])).requires_grad_()
+    policy = (
+        inputs["ref_per_token_logps"] + torch.linspace(-1, 1, inputs["completion_ids"].shape[1])
+    ).requires_grad_()
     seen = (policy, torch.zeros_like(policy), None)
     monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", lambda *_, **__: seen)
     trainer.model.eval()  # else TRL asks how many steps it accumulates, known in `train` only
@@ -671,15 +848,31 @@ def test_the_loss_is_the_configured_one(
 
 
 def test_the_optimizer_is_the_configured_one(lab: Lab, tmp_path: Path) -> None:
-    section = {"name": "adamw_torch", "beta1": 0.7, "beta2": 0.9, "epsilon": 1e-5, "weight_decay": 0.2}
+    section = {
+        "name": "adamw_torch",
+        "beta1": 0.7,
+        "beta2": 0.9,
+        "epsilon": 1e-5,
+        "weight_decay": 0.2,
+    }
     changes = {"optimizer": section, "warmup_steps": 2, "lr_schedule": "constant", "steps": 4}
     chosen = settings(lab.study).model_dump() | {**changes, "learning_rate": 0.01}
     trainer = lab.trainer(lab.recorder(tmp_path, lab.scripted(), 160, TrainingSettings(**chosen)))
     trainer.create_optimizer_and_scheduler(4)
     group = trainer.optimizer.param_groups[0]
-    found = {name: group[name] for name in ("betas", "eps", "weight_decay", "fused", "amsgrad", "maximize")}
+    found = {
+        name: group[name]
+        for name in ("betas", "eps", "weight_decay", "fused", "amsgrad", "maximize")
+    }
     assert type(trainer.optimizer) is torch.optim.AdamW
-    assert found == {"betas": (0.7, 0.9), "eps": 1e-5, "weight_decay": 0.2, "fused": None, "amsgrad": False, "maximize": False}
+    assert found == {
+        "betas": (0.7, 0.9),
+        "eps": 1e-5,
+        "weight_decay": 0.2,
+        "fused": None,
+        "amsgrad": False,
+        "maximize": False,
+    }
     rates = []
     for _ in range(4):
         rates.append(trainer.lr_scheduler.get_last_lr()[0])
@@ -690,14 +883,22 @@ def test_the_optimizer_is_the_configured_one(lab: Lab, tmp_path: Path) -> None:
 
 def test_the_effective_arguments_are_recorded_in_full(lab: Lab, tmp_path: Path) -> None:
     """And are the same in another folder, before and after the run."""
-    made = [lab.trainer(lab.recorder(tmp_path / name, lab.scripted(), 160, settings(lab.study, kl=0.3))) for name in ("a", "b")]
-    first, second = (json.dumps(grpo.effective(trainer), sort_keys=True, allow_nan=False) for trainer in made)
+    made = [
+        lab.trainer(lab.recorder(tmp_path / name, lab.scripted(), 160, settings(lab.study, kl=0.3)))
+        for name in ("a", "b")
+    ]
+    first, second = (
+        json.dumps(grpo.effective(trainer), sort_keys=True, allow_nan=False) for trainer in made
+    )
     assert first == second
     (tmp_path / "a").mkdir(exist_ok=True)
     made[0].train()
     assert json.dumps(grpo.effective(made[0]), sort_keys=True) == first
     found = json.loads(first)
-    assert (found["grpo_config"]["beta"], found["grpo_config"]["use_bias_correction_kl"]) == (0.3, False)
+    assert (found["grpo_config"]["beta"], found["grpo_config"]["use_bias_correction_kl"]) == (
+        0.3,
+        False,
+    )
     assert found["lora_config"]["target_modules"] == sorted(made[0].recorder.settings.lora.targets)
     assert found["advantage_epsilon"] == 1e-4
     assert str(tmp_path) not in first
@@ -716,7 +917,9 @@ def test_episodes_that_break_off_are_left_out_of_the_loss_where_the_configuratio
     assert 0 < len(cut) < len(episodes)
     evidence = verification.Evidence(tmp_path, lab.chat, Findings(tmp_path))
     for line, episode in zip(lines(tmp_path / grpo.EPISODES), episodes, strict=True):
-        looked_at = [0] * len(episode.loss_mask) if leave_out and episode in cut else episode.loss_mask
+        looked_at = (
+            [0] * len(episode.loss_mask) if leave_out and episode in cut else episode.loss_mask
+        )
         assert [value for value, length in episode.loss_runs for _ in range(length)] == looked_at
         replayed = Replay()
         replayed.mask = episode.loss_mask

@@ -14,12 +14,20 @@ SECTION = Preflight(groups=2, group_size=4)
 
 def group(task: str, *strict: bool, lookup: bool = True) -> list[Trajectory]:
     found = [Outcome(lookup, won, won, None, won, won, 0, "answer") for won in strict]
-    return [Trajectory(Key("baseline", 0, "train", task, n, 42), [Segment("prompt", [1])], [], o, "scripted") for n, o in enumerate(found)]
+    return [
+        Trajectory(
+            Key("baseline", 0, "train", task, n, 42), [Segment("prompt", [1])], [], o, "scripted"
+        )
+        for n, o in enumerate(found)
+    ]
 
 
 def test_keys_are_whole_groups_of_the_first_training_tasks(study: Study) -> None:
     tasks = generate(study.tasks, "train", 3)
-    found = [(task.id, key.task, key.trial, key.step, key.seed) for task, key in preflight.keys(tasks, SECTION, 42)]
+    found = [
+        (task.id, key.task, key.trial, key.step, key.seed)
+        for task, key in preflight.keys(tasks, SECTION, 42)
+    ]
     assert found == [(task.id, task.id, trial, 0, 42) for task in tasks[:2] for trial in range(4)]
 
 
@@ -32,9 +40,16 @@ def test_an_arm_is_judged_with_its_own_group_size(study: Study) -> None:
     """The only success is the third of its group: groups of two never differ."""
     episodes = group("a", False, False, True, False) + group("b", False, False, False, False)
     base = study.training
-    assert preflight.verdict(episodes, "four", Arm(reward="binary"), SECTION, base, study.reward)["mixed_groups"] == 1
+    assert (
+        preflight.verdict(episodes, "four", Arm(reward="binary"), SECTION, base, study.reward)[
+            "mixed_groups"
+        ]
+        == 1
+    )
     small = Arm(reward="binary", training=TrainingOverrides(group_size=2))
-    with pytest.raises(preflight.PreflightError, match="arm 'two' could not learn: none of 2 groups of 2"):
+    with pytest.raises(
+        preflight.PreflightError, match="arm 'two' could not learn: none of 2 groups of 2"
+    ):
         preflight.verdict(episodes, "two", small, SECTION, base, study.reward)
 
 

@@ -37,14 +37,25 @@ def test_pilot_values(study: Study, reached: Outcome, reward: float) -> None:
 
 def test_reward_is_blind_to_a_lucky_answer(study: Study) -> None:
     lucky = Outcome(
-        lookup=True, calculation=False, workflow=False, answer=413, answer_correct=True, strict=False, tool_errors=0, end="answer"
+        lookup=True,
+        calculation=False,
+        workflow=False,
+        answer=413,
+        answer_correct=True,
+        strict=False,
+        tool_errors=0,
+        end="answer",
     )
     assert shaped(lucky, study.reward) == study.reward.lookup
 
 
 @given(st.tuples(*[st.floats(0, 1)] * 4), st.integers(0, 5))
-def test_reward_stays_in_range_and_errors_never_pay(weights: tuple[float, ...], errors: int) -> None:
-    section = Reward(**dict(zip(("lookup", "calculation", "strict", "tool_error"), weights, strict=True)))
+def test_reward_stays_in_range_and_errors_never_pay(
+    weights: tuple[float, ...], errors: int
+) -> None:
+    section = Reward(
+        **dict(zip(("lookup", "calculation", "strict", "tool_error"), weights, strict=True))
+    )
     for reached in product((False, True), repeat=3):
         value = shaped(outcome(*reached, errors=errors), section)
         assert 0 <= shaped(outcome(*reached, errors=errors + 1), section) <= value <= 1
@@ -55,24 +66,42 @@ def episode(key: Key, reached: Outcome) -> Trajectory:
 
 
 def test_arms_name_their_reward(study: Study) -> None:
-    reached = episode(Key("pilot/seed-1", 0, "train", "train-0001", 0, 1), outcome(True, True, False, errors=1))
+    reached = episode(
+        Key("pilot/seed-1", 0, "train", "train-0001", 0, 1), outcome(True, True, False, errors=1)
+    )
     assert set(REWARDS) == set(get_args(Arm.model_fields["reward"].annotation))
-    assert REWARDS["shaped"](study.reward, reached) == shaped(reached.outcome, study.reward) == pytest.approx(0.35)
+    assert (
+        REWARDS["shaped"](study.reward, reached)
+        == shaped(reached.outcome, study.reward)
+        == pytest.approx(0.35)
+    )
 
 
 def test_binary_reward_is_strict_success_alone(study: Study) -> None:
     key = Key("binary/seed-1", 0, "train", "train-0001", 0, 1)
     flags = list(product((False, True), repeat=3))
-    found = [REWARDS["binary"](study.reward, episode(key, outcome(*reached, errors=5))) for reached in flags]
+    found = [
+        REWARDS["binary"](study.reward, episode(key, outcome(*reached, errors=5)))
+        for reached in flags
+    ]
     assert found == [float(strict) for _, _, strict in flags]
 
 
 def test_random_reward_is_keyed_fair_and_blind(study: Study) -> None:
-    keys = [Key("placebo/seed-1", step, "train", f"train-{n:04d}", trial, 1) for step in range(50) for n in range(10) for trial in range(4)]
+    keys = [
+        Key("placebo/seed-1", step, "train", f"train-{n:04d}", trial, 1)
+        for step in range(50)
+        for n in range(10)
+        for trial in range(4)
+    ]
     good, bad = outcome(True, True, True), outcome(False, False, False, errors=3)
     draws = np.array([REWARDS["random"](study.reward, episode(key, good)) for key in keys])
-    assert draws.tolist() == [REWARDS["random"](study.reward, episode(key, bad)) for key in keys], "the outcome must not matter"
+    assert draws.tolist() == [REWARDS["random"](study.reward, episode(key, bad)) for key in keys], (
+        "the outcome must not matter"
+    )
     assert set(draws) == {0.0, 1.0}
     assert abs(draws.mean() - 0.5) < 4 * 0.5 / np.sqrt(len(draws))
     varied = draws.reshape(-1, 4).std(axis=1) > 0
-    assert varied.mean() == pytest.approx(1 - 2 * 0.5**4, abs=0.08), "trials of one group draw independently"
+    assert varied.mean() == pytest.approx(1 - 2 * 0.5**4, abs=0.08), (
+        "trials of one group draw independently"
+    )

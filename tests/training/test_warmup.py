@@ -32,7 +32,9 @@ def played(study: Study, chat: ChatProtocol, train_tasks: list[Task]) -> list[Tr
 def test_every_training_task_is_demonstrated_once_and_replays_as_a_strict_success(
     study: Study, chat: ChatProtocol, train_tasks: list[Task], played: list[Trajectory]
 ) -> None:
-    assert [(e.key.policy, e.key.step, e.key.task, e.key.seed) for e in played] == [("warm/seed-3", 0, t.id, 3) for t in train_tasks]
+    assert [(e.key.policy, e.key.step, e.key.task, e.key.seed) for e in played] == [
+        ("warm/seed-3", 0, t.id, 3) for t in train_tasks
+    ]
     for task, episode in zip(train_tasks, played, strict=True):
         found = replay(episode.to_json(), task, chat, study.protocol)
         assert found.mismatches == []
@@ -40,25 +42,40 @@ def test_every_training_task_is_demonstrated_once_and_replays_as_a_strict_succes
         assert (episode.outcome.tool_errors, len(episode.calls)) == (0, 2)
 
 
-def test_the_seed_chooses_the_words(study: Study, chat: ChatProtocol, train_tasks: list[Task], played: list[Trajectory]) -> None:
+def test_the_seed_chooses_the_words(
+    study: Study, chat: ChatProtocol, train_tasks: list[Task], played: list[Trajectory]
+) -> None:
     assert warmup.demonstrate(train_tasks, chat, study.protocol, "warm/seed-3", 3) == played
     other = warmup.demonstrate(train_tasks, chat, study.protocol, "warm/seed-3", 4)
     assert [e.completion_ids for e in other] != [e.completion_ids for e in played]
 
 
-def test_tasks_of_another_split_are_refused(study: Study, chat: ChatProtocol, tasks: list[Task]) -> None:
-    with pytest.raises(warmup.WarmupError, match=f"task {tasks[0].id}: demonstrations are made of training tasks only"):
+def test_tasks_of_another_split_are_refused(
+    study: Study, chat: ChatProtocol, tasks: list[Task]
+) -> None:
+    with pytest.raises(
+        warmup.WarmupError,
+        match=f"task {tasks[0].id}: demonstrations are made of training tasks only",
+    ):
         warmup.demonstrate(tasks, chat, study.protocol, "warm/seed-3", 3)
 
 
-def test_a_budget_that_cuts_the_expert_short_is_refused(study: Study, chat: ChatProtocol, train_tasks: list[Task]) -> None:
+def test_a_budget_that_cuts_the_expert_short_is_refused(
+    study: Study, chat: ChatProtocol, train_tasks: list[Task]
+) -> None:
     short = study.protocol.model_copy(update={"budget": 40})
-    with pytest.raises(warmup.WarmupError, match=rf"task {train_tasks[0].id}: .*protocol\.budget \(40\)"):
+    with pytest.raises(
+        warmup.WarmupError, match=rf"task {train_tasks[0].id}: .*protocol\.budget \(40\)"
+    ):
         warmup.demonstrate(train_tasks, chat, short, "warm/seed-3", 3)
 
 
 def test_training_teaches_the_sampled_tokens_and_leaves_the_start_alone(
-    tiny_model: Qwen3ForCausalLM, chat: ChatProtocol, played: list[Trajectory], study: Study, tmp_path: Path
+    tiny_model: Qwen3ForCausalLM,
+    chat: ChatProtocol,
+    played: list[Trajectory],
+    study: Study,
+    tmp_path: Path,
 ) -> None:
     before = {name: tensor.clone() for name, tensor in tiny_model.state_dict().items()}
     settings = TrainingSettings(**study.training.model_dump(exclude={"seeds"}))

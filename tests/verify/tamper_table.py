@@ -28,8 +28,13 @@ def main(study: Path) -> None:
             change(copy)
             if forged:
                 rehash(copy)
-            said = str(verify(copy, checkpoints=not forged).first.get(kind, "NOTHING")).replace("|", "\\|")
-            print(f"| {name} | {'regenerated' if forged else 'as recorded'} | {said[:230]} |", flush=True)
+            said = str(verify(copy, checkpoints=not forged).first.get(kind, "NOTHING")).replace(
+                "|", "\\|"
+            )
+            print(
+                f"| {name} | {'regenerated' if forged else 'as recorded'} | {said[:230]} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,10 @@ GPU = {
 
 def batch(*rows: tuple[float, int]) -> list[dict[str, Any]]:
     """Rows of (advantage, sampled tokens), each with an observation of five tokens in between."""
-    return [{"advantage": advantage, "loss_runs": [[1, 1], [0, 5], [1, length - 1]]} for advantage, length in rows]
+    return [
+        {"advantage": advantage, "loss_runs": [[1, 1], [0, 5], [1, length - 1]]}
+        for advantage, length in rows
+    ]
 
 
 @pytest.mark.parametrize(
@@ -33,20 +36,28 @@ def batch(*rows: tuple[float, int]) -> list[dict[str, Any]]:
     ],
 )
 def test_the_loss_by_hand(loss_type: str, expected: float) -> None:
-    low, high = gates.loss_range(batch((1.0, 4), (-1.0, 12)), 0.5, {"kl": 0.02, "loss_type": loss_type}, 100)
+    low, high = gates.loss_range(
+        batch((1.0, 4), (-1.0, 12)), 0.5, {"kl": 0.02, "loss_type": loss_type}, 100
+    )
     assert low == high == pytest.approx(expected)
 
 
 def test_the_loss_of_rows_weighs_the_kl_by_where_it_lies() -> None:
     """All of 8 nats in the row of 12 tokens gives 8 / 12 / 2, all of them in the row of 4 gives 8 / 4 / 2."""
-    found = gates.loss_range(batch((1.0, 4), (-1.0, 12)), 0.5, {"kl": 0.02, "loss_type": "grpo"}, 100)
+    found = gates.loss_range(
+        batch((1.0, 4), (-1.0, 12)), 0.5, {"kl": 0.02, "loss_type": "grpo"}, 100
+    )
     assert found == pytest.approx((0.02 * 8 / 12 / 2, 0.02 * 8 / 4 / 2))
 
 
 def test_a_row_that_is_left_out_counts_no_token() -> None:
     rows = [*batch((1.0, 4)), {"advantage": -1.0, "loss_runs": [[0, 12]]}]
-    assert gates.loss_range(rows, 0.0, {"kl": 0.02, "loss_type": "dapo"}, 100) == pytest.approx((-1.0, -1.0))
-    assert gates.loss_range(rows, 0.0, {"kl": 0.02, "loss_type": "grpo"}, 100) == pytest.approx((-0.5, -0.5))
+    assert gates.loss_range(rows, 0.0, {"kl": 0.02, "loss_type": "dapo"}, 100) == pytest.approx(
+        (-1.0, -1.0)
+    )
+    assert gates.loss_range(rows, 0.0, {"kl": 0.02, "loss_type": "grpo"}, 100) == pytest.approx(
+        (-0.5, -0.5)
+    )
 
 
 def test_an_unknown_loss_has_no_rule() -> None:
@@ -62,19 +73,34 @@ def test_what_a_merge_is_allowed_is_the_merge_s_own_rule() -> None:
 def checkpoint(folder: Path, stored: torch.dtype, **config: object) -> Path:
     """A start of two layers with one target and one other weight each, and a target outside of them."""
     folder.mkdir()
-    names = [f"model.layers.{layer}.{part}.weight" for layer in (0, 1) for part in ("attn.q_proj", "attn.q_norm", "mlp.down_proj")]
-    save_file({name: torch.ones(2, 2, dtype=stored) for name in names}, folder / "model.safetensors")
+    names = [
+        f"model.layers.{layer}.{part}.weight"
+        for layer in (0, 1)
+        for part in ("attn.q_proj", "attn.q_norm", "mlp.down_proj")
+    ]
+    save_file(
+        {name: torch.ones(2, 2, dtype=stored) for name in names}, folder / "model.safetensors"
+    )
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 
 
 def test_targets_and_dtype_are_read_from_the_weights_where_they_lie_there(tmp_path: Path) -> None:
     start = checkpoint(tmp_path / "start", torch.bfloat16, num_hidden_layers=7, dtype="float32")
-    assert (tensors.expected_targets(start, TARGETS), tensors.stored_dtype(start, TARGETS)) == (4, "bfloat16")
+    assert (tensors.expected_targets(start, TARGETS), tensors.stored_dtype(start, TARGETS)) == (
+        4,
+        "bfloat16",
+    )
     (start / "model.safetensors").unlink()
-    assert (tensors.expected_targets(start, TARGETS), tensors.stored_dtype(start, TARGETS)) == (14, "float32")
+    assert (tensors.expected_targets(start, TARGETS), tensors.stored_dtype(start, TARGETS)) == (
+        14,
+        "float32",
+    )
     (start / "config.json").write_text('{"torch_dtype": "bfloat16"}', encoding="utf-8")
-    assert (tensors.expected_targets(start, TARGETS), tensors.stored_dtype(start, TARGETS)) == (None, "bfloat16")
+    assert (tensors.expected_targets(start, TARGETS), tensors.stored_dtype(start, TARGETS)) == (
+        None,
+        "bfloat16",
+    )
 
 
 def test_a_target_is_told_by_the_last_part_of_its_name() -> None:
@@ -90,15 +116,22 @@ def test_a_damaged_weight_file_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_merged_weight_is_start_plus_adapter_rounded_once(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_a_merged_weight_is_start_plus_adapter_rounded_once(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
     generator = torch.Generator().manual_seed(0)
     start, adapter, merged = (tmp_path / name for name in ("start", "adapter", "merged"))
     for folder in (start, adapter, merged):
         folder.mkdir()
     weight = (0.02 * torch.randn(64, 32, generator=generator)).to(dtype)
-    up, down = 0.01 * torch.randn(64, 4, generator=generator), torch.randn(4, 32, generator=generator)
+    up, down = (
+        0.01 * torch.randn(64, 4, generator=generator),
+        torch.randn(4, 32, generator=generator),
+    )
     stem = "base_model.model.w.lora_"
-    save_file({f"{stem}A.weight": down, f"{stem}B.weight": up}, adapter / "adapter_model.safetensors")
+    save_file(
+        {f"{stem}A.weight": down, f"{stem}B.weight": up}, adapter / "adapter_model.safetensors"
+    )
     (adapter / "adapter_config.json").write_text('{"r": 4, "lora_alpha": 8}', encoding="utf-8")
     save_file({"w.weight": weight}, start / "model.safetensors")
     true = weight.float() + 2.0 * (up @ down)

@@ -42,10 +42,15 @@ def rows(name: str, change: Callable[[Rows], object]) -> Tamper:
     """Change the records of a JSONL file, in place or by returning others."""
 
     def tamper(study: Path) -> None:
-        found = [json.loads(line) for line in (study / name).read_text(encoding="utf-8").splitlines()]
+        found = [
+            json.loads(line) for line in (study / name).read_text(encoding="utf-8").splitlines()
+        ]
         changed = change(found)
         kept = changed if isinstance(changed, list) else found
-        write(study / name, "".join(json.dumps(row, sort_keys=True, separators=(",", ":")) + "\n" for row in kept))
+        write(
+            study / name,
+            "".join(json.dumps(row, sort_keys=True, separators=(",", ":")) + "\n" for row in kept),
+        )
 
     return tamper
 
@@ -63,7 +68,11 @@ def data(name: str, change: Callable[[Any], object]) -> Tamper:
 
 def lookup_row(found: Rows) -> dict[str, Any]:
     """An episode with a successful call whose observation was retained."""
-    return next(row for row in found if any(call["error"] is None and call["retained"] for call in row["calls"]))
+    return next(
+        row
+        for row in found
+        if any(call["error"] is None and call["retained"] for call in row["calls"])
+    )
 
 
 def segment(row: dict[str, Any], kind: str, index: int = 0) -> dict[str, Any]:
@@ -78,7 +87,11 @@ def put(path: str, value: object | Callable[[Any], object]) -> Callable[[Any], N
         for part in parents:
             content = content[int(part)] if isinstance(content, list) else content[part]
         key = int(last) if isinstance(content, list) else last
-        content[key] = value(content[key] if isinstance(content, list) else content.get(key)) if callable(value) else value
+        content[key] = (
+            value(content[key] if isinstance(content, list) else content.get(key))
+            if callable(value)
+            else value
+        )
 
     return change
 
@@ -105,7 +118,10 @@ def change_called_id(found: Rows) -> None:
 def change_scaffold(study: Path) -> None:
     """Another level in the frozen tasks, whose lines stay sound."""
     file = study / "tasks/test/tasks.jsonl"
-    write(file, file.read_text(encoding="utf-8").replace('"scaffold": "expression"', '"scaffold": "none"'))
+    write(
+        file,
+        file.read_text(encoding="utf-8").replace('"scaffold": "expression"', '"scaffold": "none"'),
+    )
 
 
 def drop_call(found: Rows) -> None:
@@ -199,13 +215,20 @@ def counted(change: Callable[[dict[str, Any]], object]) -> Tamper:
 
 
 def adopted(
-    manifest: str | None = None, command: str = "adopt_baseline.py", engine: str = "transformers", ran: str = "evaluate_agent.py"
+    manifest: str | None = None,
+    command: str = "adopt_baseline.py",
+    engine: str = "transformers",
+    ran: str = "evaluate_agent.py",
 ) -> Tamper:
     """A baseline that ran here, told as one of an earlier study: consistent but for what is given."""
 
     def tamper(study: Path) -> None:
         found = manifest or sha256(study / BASELINE_RAN.replace("provenance", "manifest"))
-        origin = {"study": "earlier", "manifest": found, "provenance": {"command": ran, "engine": engine}}
+        origin = {
+            "study": "earlier",
+            "manifest": found,
+            "provenance": {"command": ran, "engine": engine},
+        }
         data(BASELINE_RAN, lambda content: content.update(command=command, adopted=origin))(study)
 
     return tamper
@@ -455,11 +478,17 @@ def rehash(study: Path) -> None:
             file = folder / "manifest.json"
             content = json.loads(file.read_text(encoding="utf-8"))
             content["outputs"] = hash_files(folder, list(content["outputs"]))
-            content["inputs"] = {role: sha256(path) for role, path in expected_inputs(study, folder).items()} or content["inputs"]
+            content["inputs"] = {
+                role: sha256(path) for role, path in expected_inputs(study, folder).items()
+            } or content["inputs"]
             write(file, dump(content))
         for freeze in (study / "freeze").glob("*.json"):
             content = json.loads(freeze.read_text(encoding="utf-8"))
-            name = "retention/items.jsonl" if freeze.stem == "retention" else f"tasks/{freeze.stem.removeprefix('agent-')}/tasks.jsonl"
+            name = (
+                "retention/items.jsonl"
+                if freeze.stem == "retention"
+                else f"tasks/{freeze.stem.removeprefix('agent-')}/tasks.jsonl"
+            )
             content["files"]["data"] = sha256(study / name)
             write(freeze, dump(content))
 
@@ -505,7 +534,9 @@ def test_recomputation_catches_it_with_all_hashes_regenerated(study: Path, name:
     rehash(study)
     findings = verify(study)
     assert kind in findings.first, show(findings)
-    assert "hash" not in findings.first, "the forger's hashes are consistent: recomputation found it"
+    assert "hash" not in findings.first, (
+        "the forger's hashes are consistent: recomputation found it"
+    )
 
 
 @pytest.mark.parametrize("name", HASHED)
@@ -539,7 +570,9 @@ def reweighed(file: str, change: Callable[[dict[str, torch.Tensor]], object]) ->
 
 def half_again(tensors: dict[str, torch.Tensor], start: dict[str, torch.Tensor]) -> None:
     """Start plus one and a half times the adapter."""
-    tensors.update({name: tensor + 0.5 * (tensor - start[name]) for name, tensor in tensors.items()})
+    tensors.update(
+        {name: tensor + 0.5 * (tensor - start[name]) for name, tensor in tensors.items()}
+    )
 
 
 def untrained(tensors: dict[str, torch.Tensor]) -> None:
@@ -550,8 +583,13 @@ def infinite(tensors: dict[str, torch.Tensor]) -> None:
     next(iter(tensors.values()))[0, 0] = float("inf")
 
 
-@pytest.mark.parametrize(("change", "found"), [(untrained, "all 0: it was never trained"), (infinite, "values that are not finite")])
-def test_an_adapter_tensor_that_was_not_trained_is_named(study: Path, change: Callable[[Any], None], found: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [(untrained, "all 0: it was never trained"), (infinite, "values that are not finite")],
+)
+def test_an_adapter_tensor_that_was_not_trained_is_named(
+    study: Path, change: Callable[[Any], None], found: str
+) -> None:
     reweighed(ADAPTER, change)(study)
     rehash(study)
     findings = verify(study, checkpoints=True)
@@ -580,7 +618,12 @@ def test_a_merge_that_adds_more_than_the_adapter_is_named(study: Path) -> None:
 
 def test_a_gate_is_numbers_of_what_was_checked(study: Path) -> None:
     counts = verify(study).counts
-    assert (counts["gates of trainings"], counts["gates of merges"], counts["node reports"], counts["losses recomputed"]) == (2, 2, 1, 6)
+    assert (
+        counts["gates of trainings"],
+        counts["gates of merges"],
+        counts["node reports"],
+        counts["losses recomputed"],
+    ) == (2, 2, 1, 6)
 
 
 def retell(study: Path) -> None:
@@ -618,7 +661,14 @@ def test_without_weights_the_start_s_own_account_holds(study: Path) -> None:
 
 def test_a_long_value_keeps_its_beginning_and_its_end() -> None:
     findings = Findings(Path("study"))
-    findings.add("merge", Path("study/merge.json"), "", "audit", "x" * 160, "/" + "folder/" * 40 + "model: w did not change\nagain")
+    findings.add(
+        "merge",
+        Path("study/merge.json"),
+        "",
+        "audit",
+        "x" * 160,
+        "/" + "folder/" * 40 + "model: w did not change\nagain",
+    )
     shown = findings.first["merge"]
     assert shown.expected == "x" * 160
     assert shown.found.startswith("/folder/folder/")
@@ -629,16 +679,38 @@ def test_a_long_value_keeps_its_beginning_and_its_end() -> None:
 def test_what_was_derived_is_counted_by_stage(study: Path) -> None:
     """Stages add up to the totals; each count is that of the stage's own records."""
     findings = verify(study)
-    evaluations = {f"policies/{policy}/{m}" for policy in ("baseline", "pilot/seed-3", "placebo/seed-3") for m in MEASURES}
-    assert set(findings.stages) == evaluations | {"preflight", "arms/pilot/seed-3/train", "arms/placebo/seed-3/train"}
+    evaluations = {
+        f"policies/{policy}/{m}"
+        for policy in ("baseline", "pilot/seed-3", "placebo/seed-3")
+        for m in MEASURES
+    }
+    assert set(findings.stages) == evaluations | {
+        "preflight",
+        "arms/pilot/seed-3/train",
+        "arms/placebo/seed-3/train",
+    }
     for kind in ("episodes", "answers", "tool calls", "sampled tokens", "external tokens"):
-        assert sum(counts[kind] for counts in findings.stages.values()) == findings.counts[kind] > 0, kind
-    records = [json.loads(line) for line in (study / TRAINING).read_text(encoding="utf-8").splitlines()]
+        assert (
+            sum(counts[kind] for counts in findings.stages.values()) == findings.counts[kind] > 0
+        ), kind
+    records = [
+        json.loads(line) for line in (study / TRAINING).read_text(encoding="utf-8").splitlines()
+    ]
     expected = {
         "episodes": 24,
         "tool calls": sum(len(row["calls"]) for row in records),
-        "sampled tokens": sum(len(part["ids"]) for row in records for part in row["segments"] if part["kind"] == "sampled"),
-        "external tokens": sum(len(part["ids"]) for row in records for part in row["segments"] if part["kind"] in EXTERNAL),
+        "sampled tokens": sum(
+            len(part["ids"])
+            for row in records
+            for part in row["segments"]
+            if part["kind"] == "sampled"
+        ),
+        "external tokens": sum(
+            len(part["ids"])
+            for row in records
+            for part in row["segments"]
+            if part["kind"] in EXTERNAL
+        ),
     }
     assert findings.stages["arms/pilot/seed-3/train"] == expected
     assert findings.as_json()["stages"]["arms/pilot/seed-3/train"] == expected
@@ -646,14 +718,22 @@ def test_what_was_derived_is_counted_by_stage(study: Path) -> None:
 
 def test_a_stage_that_ran_again_after_the_summary_is_noted_not_judged(study: Path) -> None:
     """Same bytes, other seconds: Snakemake leaves the summary as it is."""
-    data("policies/baseline/retention/provenance.json", lambda found: found.update(seconds=99.0, ended="2999-01-01T00:00:00+00:00"))(study)
+    data(
+        "policies/baseline/retention/provenance.json",
+        lambda found: found.update(seconds=99.0, ended="2999-01-01T00:00:00+00:00"),
+    )(study)
     findings = verify(study)
     assert findings.passed, show(findings)
-    assert "policies/baseline/retention ran again after the summary was written; summary/runs.md tells of the run before" in findings.notes
+    assert (
+        "policies/baseline/retention ran again after the summary was written; summary/runs.md tells of the run before"
+        in findings.notes
+    )
 
 
 def test_a_provenance_from_before_the_summary_must_be_the_one_that_was_told(study: Path) -> None:
-    data("policies/baseline/retention/provenance.json", lambda found: found.update(seconds=99.0))(study)
+    data("policies/baseline/retention/provenance.json", lambda found: found.update(seconds=99.0))(
+        study
+    )
     assert verify(study).first["summary"].record == "policies/baseline/retention"
 
 
@@ -697,7 +777,11 @@ def test_leftovers_of_another_arm_are_noted_not_judged(study: Path) -> None:
 def command(study: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     root = Path(__file__).resolve().parents[2]
     return subprocess.run(
-        [sys.executable, "scripts/verify.py", str(study), *arguments], cwd=root, text=True, capture_output=True, check=False
+        [sys.executable, "scripts/verify.py", str(study), *arguments],
+        cwd=root,
+        text=True,
+        capture_output=True,
+        check=False,
     )
 
 
@@ -706,7 +790,9 @@ def test_the_command_names_file_record_and_field_and_fails(study: Path) -> None:
     done = command(study)
     assert done.returncode == 1
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("BROKEN [outcome]")]
-    assert all(part in line for part in (EVALUATION, "line 1", "outcome.strict", "expected", "found"))
+    assert all(
+        part in line for part in (EVALUATION, "line 1", "outcome.strict", "expected", "found")
+    )
 
 
 def test_the_command_prints_json(study: Path) -> None:
@@ -722,7 +808,9 @@ def test_with_strict_a_study_that_ran_from_no_commit_fails(study: Path) -> None:
     assert "note: start: ran from no checkout" in lenient.stdout
     (line,) = [line for line in strict.stdout.splitlines() if line.startswith("BROKEN")]
     assert "[code]" in line
-    assert "provenance.json, field commit: expected the commit of a clean checkout, found none" in line
+    assert (
+        "provenance.json, field commit: expected the commit of a clean checkout, found none" in line
+    )
 
 
 def test_a_folder_that_is_no_study_is_refused(tmp_path: Path) -> None:

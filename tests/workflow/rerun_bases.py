@@ -32,7 +32,11 @@ class Bases:
         for planner in planners:
             self.free.put(planner)
         self.workers = len(planners)
-        self.folders = {"micro": micro, "demo": demo(scratch / "demo"), "chosen": chosen(micro, scratch / "chosen")}
+        self.folders = {
+            "micro": micro,
+            "demo": demo(scratch / "demo"),
+            "chosen": chosen(micro, scratch / "chosen"),
+        }
         self.configs = {"micro": CONFIGS, "demo": (*DEMO_CONFIGS, OWN), "chosen": (*CONFIGS, OWN)}
 
     def plans(self, changes: Iterable[Change]) -> Iterator[tuple[Change, Plan]]:
@@ -59,7 +63,9 @@ class Bases:
             other = change.edit(folder)
             folder = other if isinstance(other, Path) and other.is_dir() else folder
         if change.config is not None:
-            (own / "change.yaml").write_text(yaml.safe_dump(dict(change.config), allow_unicode=True), encoding="utf-8")
+            (own / "change.yaml").write_text(
+                yaml.safe_dump(dict(change.config), allow_unicode=True), encoding="utf-8"
+            )
             configs = (*configs, str(own / "change.yaml"))
         yield folder, configs
         shutil.rmtree(own)
@@ -67,14 +73,24 @@ class Bases:
 
 def link_tree(source: Path, target: Path) -> Path:
     """A copy whose files are the same files, so that it costs nothing; who changes one replaces it."""
-    return Path(shutil.copytree(source, target, symlinks=True, copy_function=os.link, ignore=shutil.ignore_patterns("__pycache__")))
+    return Path(
+        shutil.copytree(
+            source,
+            target,
+            symlinks=True,
+            copy_function=os.link,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+    )
 
 
 def demo(folder: Path) -> Path:
     """The demo study with faked stages and a warm-up, finished."""
     planning.fake_project(folder)
     write_json(folder / OWN, {"arms": {"pilot": {"warmup": WARMUP}}})
-    planning.snakemake(folder, "--quiet", "all", "--resources", "gpu=2", configs=(*DEMO_CONFIGS, OWN))
+    planning.snakemake(
+        folder, "--quiet", "all", "--resources", "gpu=2", configs=(*DEMO_CONFIGS, OWN)
+    )
     return folder
 
 
@@ -85,5 +101,14 @@ def chosen(micro: Path, folder: Path) -> Path:
     done = snakemake(folder, OWN, "--show-failed-logs")
     assert done.returncode == 0, done.stdout[-3000:]
     ran = set(re.findall(r"^(?:local)?(?:rule|checkpoint) (\w+):$", done.stdout, re.MULTILINE))
-    assert ran == {"code_select_arm", "section", "select", "plan", "statistics", "verify", "summary", "all"}, ran
+    assert ran == {
+        "code_select_arm",
+        "section",
+        "select",
+        "plan",
+        "statistics",
+        "verify",
+        "summary",
+        "all",
+    }, ran
     return folder

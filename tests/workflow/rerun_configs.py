@@ -21,7 +21,11 @@ def keys(raw: dict[str, Any], design: Design) -> Iterator[Change]:
     """One change of each configuration key, taken from the models: a key without a line in `KEYS` ends in an error."""
     for path in EVERY_KEY:
         key = ".".join(path)
-        if key in DESIGN_KEYS or (path[0] == "demo_policy" and not design.demo) or key == "tasks.family":
+        if (
+            key in DESIGN_KEYS
+            or (path[0] == "demo_policy" and not design.demo)
+            or key == "tasks.family"
+        ):
             continue
         first = first_jobs(key)
         if design.demo and not {"section demo-base", "section demo-sft"} & set(first):
@@ -29,8 +33,14 @@ def keys(raw: dict[str, Any], design: Design) -> Iterator[Change]:
         value = other_value(raw, path)
         changed = value_config(path, value)
         warmed = path[2:] == ("warmup",)
-        expected = wave([*first, code("warm_up.py")], replace(design, warmed=(path[1],))) if warmed else wave(first, design)
-        yield Change(f"{key}: {value!r:.40}", expected, changed, base="demo" if design.demo else "micro")
+        expected = (
+            wave([*first, code("warm_up.py")], replace(design, warmed=(path[1],)))
+            if warmed
+            else wave(first, design)
+        )
+        yield Change(
+            f"{key}: {value!r:.40}", expected, changed, base="demo" if design.demo else "micro"
+        )
 
 
 VALUES: dict[str, Any] = {
@@ -66,26 +76,51 @@ def value_config(path: tuple[str, ...], value: Any) -> dict[str, Any]:
 def designs() -> Iterator[Change]:
     """Keys that say which jobs there are."""
     more_seeds = Design(seeds=(3, 4))
-    fresh = {job for job in reads(more_seeds) if job.endswith((" 4", "seed-4")) or "/seed-4 " in job}
+    fresh = {
+        job for job in reads(more_seeds) if job.endswith((" 4", "seed-4")) or "/seed-4 " in job
+    }
     first = ["section plan", *RESIZED, *fresh]
     yield Change("one more seed", wave(first, more_seeds), {"training": {"seeds": [3, 4]}})
     more_arms = Design(arms=("pilot", "placebo", "short"))
     for reward in ("binary", "random"):
         first = ["section arm-short", *RESIZED, *(["section plan"] if reward == "binary" else [])]
-        yield Change(f"one more arm, {reward}", wave(first, more_arms), {"arms": {"short": {"reward": reward}}})
+        yield Change(
+            f"one more arm, {reward}",
+            wave(first, more_arms),
+            {"arms": {"short": {"reward": reward}}},
+        )
     first = ["section arm-short", "section plan", *RESIZED, code("warm_up.py")]
     arm = {"reward": "shaped", "warmup": WARMUP}
-    yield Change("one more arm, with a warm-up", wave(first, replace(more_arms, warmed=("short",))), {"arms": {"short": arm}})
-    yield Change("another seed", wave(["section design", *fresh], Design(seeds=(4,))), {"training": {"seeds": [4]}})
-    yield Change("the arm placebo taken out", wave(RESIZED, Design(arms=("pilot",))), edit=without_placebo)
-    yield Change("test split alone", wave(["section design", "plan"], Design(splits=("test",))), {"evaluation": {"splits": ["test"]}})
     yield Change(
-        "dev split alone", wave(["section design", "section plan", "plan"], Design(splits=("dev",))), {"evaluation": {"splits": ["dev"]}}
+        "one more arm, with a warm-up",
+        wave(first, replace(more_arms, warmed=("short",))),
+        {"arms": {"short": arm}},
+    )
+    yield Change(
+        "another seed",
+        wave(["section design", *fresh], Design(seeds=(4,))),
+        {"training": {"seeds": [4]}},
+    )
+    yield Change(
+        "the arm placebo taken out", wave(RESIZED, Design(arms=("pilot",))), edit=without_placebo
+    )
+    yield Change(
+        "test split alone",
+        wave(["section design", "plan"], Design(splits=("test",))),
+        {"evaluation": {"splits": ["test"]}},
+    )
+    yield Change(
+        "dev split alone",
+        wave(["section design", "section plan", "plan"], Design(splits=("dev",))),
+        {"evaluation": {"splits": ["dev"]}},
     )
     yield Change("another name of the study", set(reads(MICRO)), {"study": "other"})
     yield Change(
         "an earlier study's agent baseline",
-        (wave({"statistics"}, MICRO) | {"code_adopt_baseline", "adopt_agent dev", "adopt_agent test"}),
+        (
+            wave({"statistics"}, MICRO)
+            | {"code_adopt_baseline", "adopt_agent dev", "adopt_agent test"}
+        ),
         {"baselines": {"agent": "results/earlier"}},
         edit=earlier,
     )
@@ -95,12 +130,23 @@ def designs() -> Iterator[Change]:
         {"baselines": {"retention": "results/earlier"}},
         edit=earlier,
     )
-    imported = wave({"freeze retention"}, MICRO) - {"evaluate_retention baseline"} | {"code_import_retention", "import_retention"}
+    imported = wave({"freeze retention"}, MICRO) - {"evaluate_retention baseline"} | {
+        "code_import_retention",
+        "import_retention",
+    }
     yield Change(
-        "a recorded retention baseline", imported, {"baselines": {"retention": "sft.json"}}, edit=lambda f: write(f / "sft.json", "{}")
+        "a recorded retention baseline",
+        imported,
+        {"baselines": {"retention": "sft.json"}},
+        edit=lambda f: write(f / "sft.json", "{}"),
     )
     named = {"retention": {"ids_from": "ids.txt"}}
-    yield Change("retention ids from a file", wave({"retention_items"}, MICRO), named, edit=lambda f: write(f / "ids.txt", "1\n"))
+    yield Change(
+        "retention ids from a file",
+        wave({"retention_items"}, MICRO),
+        named,
+        edit=lambda f: write(f / "ids.txt", "1\n"),
+    )
 
 
 RESIZED = ["section design", "plan", "gpu_preflight"]
@@ -109,23 +155,54 @@ RESIZED = ["section design", "plan", "gpu_preflight"]
 
 def chosen() -> Iterator[Change]:
     """The choice on dev: switched on and off, and what changes below and above it."""
-    select, passed_over = ["section design", "plan", code("select_arm.py")], f"{STUDY}/policies/placebo/seed-3"
-    yield Change("dev chooses the arm", wave(select, Design(chosen=UNDECIDED)), {"evaluation": {"select": "dev"}})
+    select, passed_over = (
+        ["section design", "plan", code("select_arm.py")],
+        f"{STUDY}/policies/placebo/seed-3",
+    )
+    yield Change(
+        "dev chooses the arm",
+        wave(select, Design(chosen=UNDECIDED)),
+        {"evaluation": {"select": "dev"}},
+    )
     changes: dict[str, tuple[set[str], dict[str, Any] | None, Callable[[Path], object] | None]] = {
         "nothing": (set(), None, None),
         "touch of everything": (set(), None, touched),
-        "no choice any more": (wave(["section design", "plan"], MICRO), {"evaluation": {"select": None}}, None),
-        "statistics.margin": (wave(first_jobs("statistics.margin"), CHOSEN), {"statistics": {"margin": 0.1}}, None),
+        "no choice any more": (
+            wave(["section design", "plan"], MICRO),
+            {"evaluation": {"select": None}},
+            None,
+        ),
+        "statistics.margin": (
+            wave(first_jobs("statistics.margin"), CHOSEN),
+            {"statistics": {"margin": 0.1}},
+            None,
+        ),
         "training.kl": (wave(first_jobs("training.kl"), CHOSEN), {"training": {"kl": 0.1}}, None),
-        "tasks.splits.test": (wave(first_jobs("tasks.splits.test"), CHOSEN), {"tasks": {"splits": {"test": 7}}}, None),
-        "selection.json deleted": (wave({"select"}, CHOSEN), None, lambda f: (f / STUDY / "selection/selection.json").unlink()),
-        "test of the arm passed over deleted": (set(), None, lambda f: shutil.rmtree(f / passed_over / "agent-test")),
+        "tasks.splits.test": (
+            wave(first_jobs("tasks.splits.test"), CHOSEN),
+            {"tasks": {"splits": {"test": 7}}},
+            None,
+        ),
+        "selection.json deleted": (
+            wave({"select"}, CHOSEN),
+            None,
+            lambda f: (f / STUDY / "selection/selection.json").unlink(),
+        ),
+        "test of the arm passed over deleted": (
+            set(),
+            None,
+            lambda f: shutil.rmtree(f / passed_over / "agent-test"),
+        ),
         "dev of the arm passed over deleted": (
             wave({"evaluate_agent placebo/seed-3 dev"}, CHOSEN),
             None,
             lambda f: shutil.rmtree(f / passed_over / "agent-dev"),
         ),
-        "the arm placebo taken out": (wave(RESIZED, replace(CHOSEN, arms=("pilot",))), None, without_placebo),
+        "the arm placebo taken out": (
+            wave(RESIZED, replace(CHOSEN, arms=("pilot",))),
+            None,
+            without_placebo,
+        ),
     }
     for name, (expected, config, edit) in changes.items():
         yield Change(f"dev chose: {name}", expected, config, edit, base="chosen")
@@ -136,10 +213,22 @@ def combinations() -> Iterator[Change]:
     lora, training = MICRO_RAW["training"]["lora"], first_jobs("training")
     swaps: dict[str, tuple[dict[str, Any], list[str]]] = {
         "lora.r 16 -> 32 beside another 32": ({"training": {"lora": {"r": 32}}}, training),
-        "lora.r and lora.alpha swapped": ({"training": {"lora": {"r": lora["alpha"], "alpha": lora["r"]}}}, training),
-        "steps and checkpoint_every swapped": ({"training": {"steps": 1, "checkpoint_every": 3}}, training),
-        "temperature and top_p swapped": ({"decoding": {"temperature": 0.95, "top_p": 0.6}}, first_jobs("decoding")),
-        "lookup and calculation rewards swapped": ({"reward": {"lookup": 0.25, "calculation": 0.15}}, first_jobs("reward")),
+        "lora.r and lora.alpha swapped": (
+            {"training": {"lora": {"r": lora["alpha"], "alpha": lora["r"]}}},
+            training,
+        ),
+        "steps and checkpoint_every swapped": (
+            {"training": {"steps": 1, "checkpoint_every": 3}},
+            training,
+        ),
+        "temperature and top_p swapped": (
+            {"decoding": {"temperature": 0.95, "top_p": 0.6}},
+            first_jobs("decoding"),
+        ),
+        "lookup and calculation rewards swapped": (
+            {"reward": {"lookup": 0.25, "calculation": 0.15}},
+            first_jobs("reward"),
+        ),
         "seeds of tasks and retention swapped": (
             {"tasks": {"seed": 42}, "retention": {"seed": 7}},
             [*first_jobs("tasks.seed"), *first_jobs("retention.seed")],
@@ -156,12 +245,22 @@ def combinations() -> Iterator[Change]:
             {"arms": {"pilot": {"reward": "random"}, "placebo": {"reward": "shaped"}}},
             ["section arm-pilot", "section arm-placebo", "section design"],
         ),
-        "a larger group of one arm": ({"arms": {"pilot": {"training": {"group_size": 8}}}}, ["section arm-pilot", "section preflight"]),
+        "a larger group of one arm": (
+            {"arms": {"pilot": {"training": {"group_size": 8}}}},
+            ["section arm-pilot", "section preflight"],
+        ),
         "one more trial": ({"evaluation": {"trials": 2}}, first_jobs("evaluation.trials")),
     }
     for name, (config, first) in swaps.items():
         yield Change(name, wave(first, MICRO), config)
-    same = {"training": {"learning_rate": 1e-3, "kl": 0.020}, "evaluation": {"splits": ["test", "dev"]}}
+    same = {
+        "training": {"learning_rate": 1e-3, "kl": 0.020},
+        "evaluation": {"splits": ["test", "dev"]},
+    }
     yield Change("the same values, written otherwise; splits in another order", set(), same)
     yield Change("config.yaml in another key order, without comments", set(), edit=reordered)
-    yield Change("comments in config.yaml", set(), edit=lambda f: append(f / "config.yaml", "\n# a comment\n"))
+    yield Change(
+        "comments in config.yaml",
+        set(),
+        edit=lambda f: append(f / "config.yaml", "\n# a comment\n"),
+    )

@@ -38,7 +38,13 @@ def meant(path: Path) -> None:
     """Another meaning of a source file, which need not run: a comment or an empty line would be none."""
     if path.suffix == ".json":
         said = json.loads(path.read_text(encoding="utf-8"))
-        write(path, json.dumps([*said, "edited"] if isinstance(said, list) else said | {"edited": 1}, ensure_ascii=False))
+        write(
+            path,
+            json.dumps(
+                [*said, "edited"] if isinstance(said, list) else said | {"edited": 1},
+                ensure_ascii=False,
+            ),
+        )
     else:
         append(path, "EDITED = 1\n")
 
@@ -57,14 +63,28 @@ def reformatted(folder: Path) -> None:
     for path in (folder / "scripts").rglob("*.py"):
         append(path, "")  # a file of its own: the formatter writes in place
     ruff = Path(sys.executable).with_name("ruff")
-    subprocess.run([ruff, "format", "--quiet", "--isolated", "--line-length", "90", "scripts"], cwd=folder, check=True)
+    subprocess.run(
+        [ruff, "format", "--quiet", "--isolated", "--line-length", "90", "scripts"],
+        cwd=folder,
+        check=True,
+    )
 
 
 def touched(folder: Path, only: tuple[str, ...] = ("",)) -> None:
     """New time stamps, in an order that Snakemake would mind; on copies, for time stamps belong to the shared file."""
     now = time.time()
-    found = [path for name in only for path in ([folder / name] if (folder / name).is_file() else sorted((folder / name).rglob("*")))]
-    for number, path in enumerate(path for path in found if path.is_file() and not path.is_symlink() and ".snakemake" not in path.parts):
+    found = [
+        path
+        for name in only
+        for path in (
+            [folder / name] if (folder / name).is_file() else sorted((folder / name).rglob("*"))
+        )
+    ]
+    for number, path in enumerate(
+        path
+        for path in found
+        if path.is_file() and not path.is_symlink() and ".snakemake" not in path.parts
+    ):
         append(path, "")
         os.utime(path, (now - number, now - number))
 
@@ -107,7 +127,9 @@ def git(folder: Path, *arguments: str) -> None:
 
 def earlier(folder: Path) -> None:
     """The same study once more, as an earlier one to take baselines from."""
-    shutil.copytree(folder / STUDY, folder / "results/earlier", symlinks=True, copy_function=os.link)
+    shutil.copytree(
+        folder / STUDY, folder / "results/earlier", symlinks=True, copy_function=os.link
+    )
 
 
 def without_weights(folder: Path) -> None:
@@ -123,20 +145,28 @@ def without_placebo(folder: Path) -> None:
 
 def reordered(folder: Path) -> None:
     def reverse(value: Any) -> Any:
-        return {key: reverse(value[key]) for key in reversed(value)} if isinstance(value, dict) else value
+        return (
+            {key: reverse(value[key]) for key in reversed(value)}
+            if isinstance(value, dict)
+            else value
+        )
 
     rewrite(folder, reverse)
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """config.yaml changed and written anew: quotes, comments and layout go, too."""
-    text = yaml.safe_dump(change(deepcopy(read_yaml(folder / "config.yaml"))), sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(
+        change(deepcopy(read_yaml(folder / "config.yaml"))), sort_keys=False, allow_unicode=True
+    )
     write(folder / "config.yaml", text)
 
 
 def reshelled(path: Path, rule: str) -> None:
     """Another shell command of one rule."""
-    head, keyword, tail = re.split(rf"((?:rule|checkpoint) {rule}:)", path.read_text(encoding="utf-8"), maxsplit=1)
+    head, keyword, tail = re.split(
+        rf"((?:rule|checkpoint) {rule}:)", path.read_text(encoding="utf-8"), maxsplit=1
+    )
     before, after = tail.split("shell:", 1)
     changed = re.sub(r'"', '"true; ', after, count=1)
     write(path, f"{head}{keyword}{before}shell:{changed}")
@@ -150,7 +180,9 @@ def repinned(folder: Path) -> Path:
 
 def unimportant(folder: Path) -> None:
     path = folder / "rules/train.smk"
-    text = path.read_text(encoding="utf-8").replace("        gpu=1,\n", "        gpu=1,\n        mem_mb=4000,\n    threads: 2\n")
+    text = path.read_text(encoding="utf-8").replace(
+        "        gpu=1,\n", "        gpu=1,\n        mem_mb=4000,\n    threads: 2\n"
+    )
     assert "mem_mb" in text
     write(path, text.replace("train/log.txt", "train/output.txt", 1))
 

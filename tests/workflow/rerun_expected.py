@@ -33,7 +33,9 @@ class Design:
     @property
     def models(self) -> dict[str, str]:
         """Evaluated policy -> the job that makes its checkpoint."""
-        return {"baseline": self.start} | {f"{arm}/seed-{seed}": f"merge {arm} {seed}" for arm, seed in self.runs}
+        return {"baseline": self.start} | {
+            f"{arm}/seed-{seed}": f"merge {arm} {seed}" for arm, seed in self.runs
+        }
 
     @property
     def looks(self) -> list[tuple[str, str]]:
@@ -41,7 +43,11 @@ class Design:
         every = product(self.models, self.splits)
         if self.chosen is None:
             return list(every)
-        on_test = [] if self.chosen == UNDECIDED else ["baseline", *(f"{self.chosen}/seed-{seed}" for seed in self.seeds)]
+        on_test = (
+            []
+            if self.chosen == UNDECIDED
+            else ["baseline", *(f"{self.chosen}/seed-{seed}" for seed in self.seeds)]
+        )
         return [(policy, split) for policy, split in every if split != "test" or policy in on_test]
 
     @property
@@ -61,21 +67,57 @@ def reads(design: Design) -> dict[str, set[str]]:
         **{f"tasks {split}": {f"section tasks-{split}"} for split in SPLITS},
         "retention_items": {"section retention"},
         **({} if design.demo else {"start": {"section model"}}),
-        **({"demo_base": {"section demo-base"}, "demo_sft": {"section demo-sft", "demo_base"}} if design.demo else {}),
-        "freeze train": {start, "tasks train", *sections("model", "protocol", "decoding", "reward", "training")},
+        **(
+            {"demo_base": {"section demo-base"}, "demo_sft": {"section demo-sft", "demo_base"}}
+            if design.demo
+            else {}
+        ),
+        "freeze train": {
+            start,
+            "tasks train",
+            *sections("model", "protocol", "decoding", "reward", "training"),
+        },
         "freeze retention": {start, "retention_items", *sections("model", "retention")},
-        **{f"freeze agent-{s}": {start, f"tasks {s}", *sections("model", "protocol", "decoding", "evaluation")} for s in splits},
+        **{
+            f"freeze agent-{s}": {
+                start,
+                f"tasks {s}",
+                *sections("model", "protocol", "decoding", "evaluation"),
+            }
+            for s in splits
+        },
         "preflight": {start, "tasks train", "freeze train", "section preflight"},
         **{f"admit {arm}": {"preflight", f"section arm-{arm}"} for arm in arms},
         "plan": {"section plan"},
         "gpu_preflight": {"section model"},
-        **{f"train {arm} {seed}": {start, "tasks train", "freeze train", f"section arm-{arm}"} for arm, seed in runs},
-        **{f"merge {arm} {seed}": {start, f"train {arm} {seed}", "section model"} for arm, seed in runs},
-        **{f"evaluate_agent {p} {s}": {design.models[p], f"tasks {s}", f"freeze agent-{s}"} for p, s in design.looks},
-        **{f"evaluate_retention {p}": {model, "retention_items", "freeze retention"} for p, model in design.models.items()},
-        **{job: {"section design", *(f"evaluate_agent {policy} dev" for policy in design.models)} for job in selected},
+        **{
+            f"train {arm} {seed}": {start, "tasks train", "freeze train", f"section arm-{arm}"}
+            for arm, seed in runs
+        },
+        **{
+            f"merge {arm} {seed}": {start, f"train {arm} {seed}", "section model"}
+            for arm, seed in runs
+        },
+        **{
+            f"evaluate_agent {p} {s}": {design.models[p], f"tasks {s}", f"freeze agent-{s}"}
+            for p, s in design.looks
+        },
+        **{
+            f"evaluate_retention {p}": {model, "retention_items", "freeze retention"}
+            for p, model in design.models.items()
+        },
+        **{
+            job: {"section design", *(f"evaluate_agent {policy} dev" for policy in design.models)}
+            for job in selected
+        },
         "statistics": {*sections("statistics", "design"), *agent, *retention, *selected},
-        "verify": {"statistics", "plan", "preflight", *(f"admit {arm}" for arm in arms), *(f"tasks {split}" for split in SPLITS)}
+        "verify": {
+            "statistics",
+            "plan",
+            "preflight",
+            *(f"admit {arm}" for arm in arms),
+            *(f"tasks {split}" for split in SPLITS),
+        }
         | {f"train {arm} {seed}" for arm, seed in runs},
         "summary": {"verify", "statistics", "plan", "preflight", "section statistics"},
     }
@@ -103,7 +145,9 @@ def wave(first: Iterable[str], design: Design) -> set[str]:
     found = set(first) & consumed.keys()
     while grown := {job for job, inputs in consumed.items() if inputs & found} - found:
         found |= grown
-    if "select" in found and design.chosen != UNDECIDED:  # the choice is open again: which policies see test is planned when it is made
+    if (
+        "select" in found and design.chosen != UNDECIDED
+    ):  # the choice is open again: which policies see test is planned when it is made
         return found & reads(replace(design, chosen=UNDECIDED)).keys()
     return found
 
@@ -124,7 +168,9 @@ KEYS: dict[str, list[str]] = {
     "training": sections("training"),
     "training.group_size": sections("training", "preflight"),
     "arms.pilot": sections("arm-pilot"),
-    "arms.pilot.reward": sections("arm-pilot", "plan", "design"),  # a placebo is no arm that the plan counts
+    "arms.pilot.reward": sections(
+        "arm-pilot", "plan", "design"
+    ),  # a placebo is no arm that the plan counts
     "arms.placebo": sections("arm-placebo"),
     "arms.placebo.reward": sections("arm-placebo", "plan", "design"),
     "preflight": sections("preflight"),
@@ -192,7 +238,10 @@ LATE: dict[str, tuple[str, ...]] = {
     "agentrl/engine/loading.py": ("agentrl/engine/vllm.py",),  # where it is installed
     "agentrl/engine/static/forward.py": ("agentrl/engine/static/attention.py",),  # on a GPU
     "agentrl/verify/merges.py": (  # with --checkpoints
-        "agentrl/policy/merge.py", "agentrl/policy/loading.py", "agentrl/policy/files.py", "agentrl/verify/sums.py",
+        "agentrl/policy/merge.py",
+        "agentrl/policy/loading.py",
+        "agentrl/policy/files.py",
+        "agentrl/verify/sums.py",
     ),
 }
 """Module -> files it reads or imports only when it runs."""
@@ -205,5 +254,8 @@ def users(file: str, imported: Mapping[str, Iterable[str]]) -> set[str]:
         file: e.g. `agentrl/training/grpo.py`, or a command.
         imported: command -> the files that Python really loaded for it.
     """
-    rests = {c: {c, *loaded, *(late for module in loaded for late in LATE.get(module, ()))} for c, loaded in imported.items()}
+    rests = {
+        c: {c, *loaded, *(late for module in loaded for late in LATE.get(module, ()))}
+        for c, loaded in imported.items()
+    }
     return {code(command) for command, files in rests.items() if file in files}

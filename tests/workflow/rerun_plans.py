@@ -44,7 +44,12 @@ def _jobs(text: str) -> Iterator[tuple[str, str]]:
     for line in [*text.splitlines(), "rule end:"]:
         if started := _RULE.match(line):
             if rule:
-                yield " ".join([rule, *(part.split("=", 1)[1] for part in wildcards.split(", ") if part)]), reason
+                yield (
+                    " ".join(
+                        [rule, *(part.split("=", 1)[1] for part in wildcards.split(", ") if part)]
+                    ),
+                    reason,
+                )
             rule, reason, wildcards = started[1], "", ""
         elif line.startswith("    reason: "):
             reason = line.removeprefix("    reason: ").strip()
@@ -56,20 +61,35 @@ class Planner:
     """The forking process; use as a context. Not safe for threads: one plan at a time."""
 
     def __enter__(self) -> "Planner":
-        self.process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(timeout=30)
 
-    def plan(self, folder: Path, *arguments: str, configs: tuple[str, ...] = CONFIGS, environment: Mapping[str, str] | None = None) -> Plan:
+    def plan(
+        self,
+        folder: Path,
+        *arguments: str,
+        configs: tuple[str, ...] = CONFIGS,
+        environment: Mapping[str, str] | None = None,
+    ) -> Plan:
         """Dry-run the workflow of one folder, with variables of the environment on top."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         words = ["-n", "--cores", "2", "--configfile", *configs, *arguments]
-        self.process.stdin.write(json.dumps([str(folder), words, {"PIPELINE_PLAN": "all", **(environment or {})}]) + "\n")
+        self.process.stdin.write(
+            json.dumps([str(folder), words, {"PIPELINE_PLAN": "all", **(environment or {})}]) + "\n"
+        )
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
         if not answer:

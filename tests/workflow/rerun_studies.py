@@ -10,7 +10,11 @@ from rerun_expected import Design
 
 from agentrl.study.strictyaml import read_yaml
 
-MICRO, DEMO, CHOSEN = Design(), Design(seeds=(21,), demo=True, warmed=("pilot",)), Design(chosen="pilot")
+MICRO, DEMO, CHOSEN = (
+    Design(),
+    Design(seeds=(21,), demo=True, warmed=("pilot",)),
+    Design(chosen="pilot"),
+)
 MICRO_RAW = read_yaml(ROOT / "config.yaml", ROOT / "tests/micro.yaml")
 WARMUP = {"steps": 2, "batch_size": 2, "learning_rate": 1e-3}
 

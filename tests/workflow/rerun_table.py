@@ -32,12 +32,19 @@ def main(project: Path | None) -> None:
             got = plan.jobs.keys()
             differing += got != change.expected
             found = "the same" if got == change.expected else f"**{counted(got)}**"
-            rows.append(f"| {change.name.replace('|', chr(92) + '|')} | {counted(change.expected)} | {found} |")
+            rows.append(
+                f"| {change.name.replace('|', chr(92) + '|')} | {counted(change.expected)} | {found} |"
+            )
             print(rows[-1], flush=True)
     title = f"{len(changes)} changes to a finished study with two arms and one seed; {differing} planned otherwise than expected."
     note = "Jobs by rule. Made by `python tests/workflow/rerun_table.py`; the expectations stand in `tests/workflow/rerun_expected.py`."
     OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text("\n".join([title, note, "", "| change | expected | got |", "| --- | --- | --- |", *rows, ""]), encoding="utf-8")
+    OUT.write_text(
+        "\n".join(
+            [title, note, "", "| change | expected | got |", "| --- | --- | --- |", *rows, ""]
+        ),
+        encoding="utf-8",
+    )
     sys.exit(f"error: {differing} plans differ, see {OUT}" if differing else 0)
 
 

@@ -72,7 +72,14 @@ class Command:
 
     def log_lines(self) -> list[dict]:
         return [
-            {"id": str(number), "timestamp": self.started, "message": line, "log": line, "level": "LOG_LEVEL_INFO", "taskId": self.id}
+            {
+                "id": str(number),
+                "timestamp": self.started,
+                "message": line,
+                "log": line,
+                "level": "LOG_LEVEL_INFO",
+                "taskId": self.id,
+            }
             for number, line in enumerate(self.log)
         ]
 
@@ -80,9 +87,15 @@ class Command:
         """Determined's words for an end; a kill reads as success, and has no code."""
         failure = failure or f"container failed with non-zero exit code: {code} (exit code {code})"
         if self.killed:
-            self.exit_status, self.exit_reason = "allocation exited successfully", "allocation killed after all resources exited"
+            self.exit_status, self.exit_reason = (
+                "allocation exited successfully",
+                "allocation killed after all resources exited",
+            )
         elif code == 0:
-            self.exit_status, self.exit_reason = "allocation exited successfully", "allocation stopped early after all resources exited"
+            self.exit_status, self.exit_reason = (
+                "allocation exited successfully",
+                "allocation stopped early after all resources exited",
+            )
         else:
             self.exit_status = f"resources failed with non-zero exit code: {failure}"
             self.exit_reason, self.code = f"allocation failed: {self.exit_status}", code
@@ -92,7 +105,9 @@ class Command:
 class Node:
     """One machine with slots; runs commands in the order in which they come."""
 
-    def __init__(self, folder: Path, slots: int, images: tuple[str, ...], queue_seconds: float) -> None:
+    def __init__(
+        self, folder: Path, slots: int, images: tuple[str, ...], queue_seconds: float
+    ) -> None:
         self.slots, self.free, self.images, self.queue_seconds = slots, slots, images, queue_seconds
         self.unmounted = folder / "unmounted"
         self.unmounted.mkdir(parents=True, exist_ok=True)
@@ -127,11 +142,18 @@ class Node:
 
     def _run(self, command: Command) -> None:
         image = command.config.get("environment", {}).get("image")
-        missing = [mount["host_path"] for mount in mounts(command) if not Path(mount["host_path"]).exists()]
+        missing = [
+            mount["host_path"] for mount in mounts(command) if not Path(mount["host_path"]).exists()
+        ]
         if image not in self.images:
-            command.end(None, f"error pulling image: manifest for {image} not found: manifest unknown")
+            command.end(
+                None, f"error pulling image: manifest for {image} not found: manifest unknown"
+            )
         elif missing:
-            command.end(None, f"invalid mount config for type bind: bind source path does not exist: {missing[0]}")
+            command.end(
+                None,
+                f"invalid mount config for type bind: bind source path does not exist: {missing[0]}",
+            )
         else:
             self._run_process(command)
 
@@ -156,7 +178,9 @@ class Node:
         """A text of paths as the container sees them, with the paths of this machine."""
         seen = [(mount["container_path"], mount["host_path"]) for mount in mounts(command)]
         workdir = command.config.get("work_dir")
-        if workdir and not any(PurePosixPath(workdir).is_relative_to(container) for container, _ in seen):
+        if workdir and not any(
+            PurePosixPath(workdir).is_relative_to(container) for container, _ in seen
+        ):
             seen.append((workdir, str(self.unmounted)))
         for container, host in sorted(seen, reverse=True):
             text = text.replace(container, host)
@@ -169,7 +193,14 @@ def mounts(command: Command) -> list[dict]:
 
 def environment(command: Command) -> dict[str, str]:
     """What a container gets: its image's basics, the configuration's variables, Determined's own, nothing else of this process."""
-    given = dict(variable.split("=", 1) for variable in command.config.get("environment", {}).get("environment_variables") or [])
+    given = dict(
+        variable.split("=", 1)
+        for variable in command.config.get("environment", {}).get("environment_variables") or []
+    )
     basics = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     devices = ",".join(map(str, range(command.slots)))
-    return basics | given | {"DET_TASK_TYPE": "COMMAND", "DET_TASK_ID": command.id, "CUDA_VISIBLE_DEVICES": devices}
+    return (
+        basics
+        | given
+        | {"DET_TASK_TYPE": "COMMAND", "DET_TASK_ID": command.id, "CUDA_VISIBLE_DEVICES": devices}
+    )

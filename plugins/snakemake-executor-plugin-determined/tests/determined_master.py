@@ -21,9 +21,26 @@ TOKEN = "token-of-the-double"
 USER, PASSWORD = "ada", "Pass-w0rd"
 GRPC_CODES = {400: 3, 401: 16, 403: 7, 404: 5}
 CONFIG_KEYS = {
-    "": {"description", "entrypoint", "work_dir", "resources", "environment", "bind_mounts", "debug", "idle_timeout"},
+    "": {
+        "description",
+        "entrypoint",
+        "work_dir",
+        "resources",
+        "environment",
+        "bind_mounts",
+        "debug",
+        "idle_timeout",
+    },
     "resources": {"slots", "resource_pool", "priority", "weight", "shm_size", "devices"},
-    "environment": {"image", "environment_variables", "force_pull_image", "registry_auth", "pod_spec", "ports", "proxy_ports"},
+    "environment": {
+        "image",
+        "environment_variables",
+        "force_pull_image",
+        "registry_auth",
+        "pod_spec",
+        "ports",
+        "proxy_ports",
+    },
 }
 
 
@@ -39,13 +56,18 @@ class Double:
     def __init__(self, folder: Path, slots: int = 2, queue_seconds: float = 0.0) -> None:
         self.node = Node(folder, slots, (IMAGE,), queue_seconds)
         self.commands: dict[str, Command] = {}
-        self.started: list[Command] = []  # every command ever, also those that a restart made it forget
+        self.started: list[
+            Command
+        ] = []  # every command ever, also those that a restart made it forget
         self.requests: list[tuple[str, str, dict | None]] = []
         self.authorizations: list[str] = []
         self.token = TOKEN
         self.faults: Counter[str] = Counter()
         """How many more times: "unanswered" (POST /commands is lost), "answer lost" (it runs, its answer is lost), "away" (HTTP 503)."""
-        self.pools, self.workspaces = ("default", "gpus"), {"Uncategorized": 1, "study": 7, "old": 8}
+        self.pools, self.workspaces = (
+            ("default", "gpus"),
+            {"Uncategorized": 1, "study": 7, "old": 8},
+        )
         self._port = 0
         self.up()
 
@@ -62,7 +84,9 @@ class Double:
             self.node.kill(command)
 
     def up(self) -> None:
-        self._server = ThreadingHTTPServer(("127.0.0.1", self._port), type("Bound", (Handler,), {"double": self}))
+        self._server = ThreadingHTTPServer(
+            ("127.0.0.1", self._port), type("Bound", (Handler,), {"double": self})
+        )
         self._server.daemon_threads = True
         self._port = self._server.server_port
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
@@ -77,7 +101,11 @@ class Double:
         self.commands.clear()
 
     def running(self) -> list[Command]:
-        return [command for command in self.started if command.process and command.process.poll() is None]
+        return [
+            command
+            for command in self.started
+            if command.process and command.process.poll() is None
+        ]
 
     def launch(self, body: dict) -> dict:
         config = body["config"]
@@ -99,10 +127,14 @@ def check(config: dict) -> None:
     for section, known in CONFIG_KEYS.items():
         for name in config.get(section, {}) if section else config:
             if name not in known:
-                raise Refusal(400, f'unable to decode the merged config: json: unknown field "{name}"')
+                raise Refusal(
+                    400, f'unable to decode the merged config: json: unknown field "{name}"'
+                )
     if not config.get("entrypoint"):
         raise Refusal(400, "invalid command config: entrypoint must be non-empty")
-    if any(not mount["container_path"].startswith("/") for mount in config.get("bind_mounts") or []):
+    if any(
+        not mount["container_path"].startswith("/") for mount in config.get("bind_mounts") or []
+    ):
         raise Refusal(400, "invalid command config: container_path must be absolute")
 
 
@@ -135,7 +167,9 @@ class Handler(BaseHTTPRequestHandler):
                 answer = self.answer(path, query, body)
             except Refusal as error:
                 details = {"code": GRPC_CODES[error.status], "reason": "", "error": str(error)}
-                self.send(error.status, json.dumps({"error": details, "message": str(error)}).encode())
+                self.send(
+                    error.status, json.dumps({"error": details, "message": str(error)}).encode()
+                )
                 return
             if launching and self.fault("answer lost"):
                 self.hang_up()
@@ -162,24 +196,39 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/auth/login":
             return self.login(body or {})
         if self.headers.get("Authorization") != f"Bearer {self.double.token}":
-            raise Refusal(401, "invalid credentials" if self.headers.get("Authorization") else "token missing")
+            raise Refusal(
+                401, "invalid credentials" if self.headers.get("Authorization") else "token missing"
+            )
         if path == "/me":
             return {"user": user()}
         if path == "/workspaces":
             wanted = query.get("nameCaseSensitive")
             names = [name for name in self.double.workspaces if not wanted or wanted[0] in name]
-            return {"workspaces": [workspace(name, self.double.workspaces[name]) for name in names], "pagination": {"total": len(names)}}
+            return {
+                "workspaces": [workspace(name, self.double.workspaces[name]) for name in names],
+                "pagination": {"total": len(names)},
+            }
         if path == "/resource-pools":
-            return {"resourcePools": [pool(name, self.double.node.slots) for name in self.double.pools], "pagination": {}}
+            return {
+                "resourcePools": [pool(name, self.double.node.slots) for name in self.double.pools],
+                "pagination": {},
+            }
         if path == "/commands":
             if body is not None:
                 return self.double.launch(body)
-            return {"commands": [command.v1() for command in self.double.commands.values()], "pagination": {}}
+            return {
+                "commands": [command.v1() for command in self.double.commands.values()],
+                "pagination": {},
+            }
         return self.about_command(path, query)
 
     def login(self, body: dict) -> dict:
         expected = hashlib.sha512(f"GubPEmmotfiK9TMD6Zdw{PASSWORD}".encode()).hexdigest()
-        if (body.get("username"), body.get("password"), body.get("isHashed")) != (USER, expected, True):
+        if (body.get("username"), body.get("password"), body.get("isHashed")) != (
+            USER,
+            expected,
+            True,
+        ):
             raise Refusal(403, "invalid credentials")
         return {"token": self.double.token, "user": user()}
 
@@ -199,7 +248,11 @@ class Handler(BaseHTTPRequestHandler):
                 lines.reverse()
             limit = int(query.get("limit", ["0"])[0]) or len(lines)
             return "".join(f"{json.dumps({'result': line})}\n" for line in lines[:limit]).encode()
-        return {"task": command.task()} if found[1] == "tasks" else {"command": command.v1(), "config": command.config}
+        return (
+            {"task": command.task()}
+            if found[1] == "tasks"
+            else {"command": command.v1(), "config": command.config}
+        )
 
 
 def user() -> dict:

@@ -46,7 +46,9 @@ class Project:
 
     def write(self, shell: str = "true", *, gpu: int = 1, word: str = "one") -> None:
         """The rule appends `word` to runs.txt, runs `shell`, then makes done.txt."""
-        text = SNAKEFILE.format(shell=shell.replace("{", "{{").replace("}", "}}"), gpu=gpu, word=word)
+        text = SNAKEFILE.format(
+            shell=shell.replace("{", "{{").replace("}", "}}"), gpu=gpu, word=word
+        )
         (self.folder / "Snakefile").write_text(text, encoding="utf-8")
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
@@ -59,7 +61,9 @@ class Project:
         profile = {"executor": "determined", "jobs": 2, "latency-wait": 5} | given
         (self.folder / "profile").mkdir(exist_ok=True)
         (self.folder / "profile/config.yaml").write_text(json.dumps(profile), encoding="utf-8")
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("DET_")}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("DET_")
+        }
         return subprocess.Popen(
             [sys.executable, "-m", "snakemake", "--profile", "profile", *arguments], cwd=self.folder, text=True, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -91,7 +95,11 @@ class Project:
     def until_watched(self, command: Command) -> None:
         """Wait until a Snakemake that was just started asks for this command."""
         asked = len(self.double.requests)
-        until(lambda: any(path == f"/tasks/{command.id}" for _, path, _ in self.double.requests[asked:]))
+        until(
+            lambda: any(
+                path == f"/tasks/{command.id}" for _, path, _ in self.double.requests[asked:]
+            )
+        )
 
     def go(self) -> None:
         """Let WAITING end."""

@@ -36,7 +36,10 @@ def table() -> Iterator[list[tuple[str, str, float]]]:
     yield rows
     if target := os.environ.get("DETERMINED_FAULTS"):
         lines = [f"| {fault} | {happened} | {seconds:.1f} |" for fault, happened, seconds in rows]
-        Path(target).write_text(HEAD.format(cores=os.cpu_count(), load=os.getloadavg()[2]) + "\n".join(lines) + "\n", encoding="utf-8")
+        Path(target).write_text(
+            HEAD.format(cores=os.cpu_count(), load=os.getloadavg()[2]) + "\n".join(lines) + "\n",
+            encoding="utf-8",
+        )
 
 
 @pytest.fixture
@@ -59,8 +62,14 @@ def project(tmp_path: Path, double: Double) -> Project:
     return Project(folder, double)
 
 
-def test_a_job_becomes_a_command_with_slots_workspace_pool_and_environment(project: Project, double: Double) -> None:
-    project.options |= {"workspace": "study", "pool": "gpus", "environment-variables": ["COLOUR=blue", "SHAPE=a b"]}
+def test_a_job_becomes_a_command_with_slots_workspace_pool_and_environment(
+    project: Project, double: Double
+) -> None:
+    project.options |= {
+        "workspace": "study",
+        "pool": "gpus",
+        "environment-variables": ["COLOUR=blue", "SHAPE=a b"],
+    }
     project.options["bind-mounts"] = [str(project.folder), f"{project.folder}:/in:ro"]
     project.write("echo $COLOUR $SHAPE > colour.txt", gpu=2)
     code, output = project.run()
@@ -69,14 +78,25 @@ def test_a_job_becomes_a_command_with_slots_workspace_pool_and_environment(proje
     config = body["config"]
     assert (method, path, body["workspaceId"]) == ("POST", "/commands", 7)
     assert config["resources"] == {"slots": 2, "resource_pool": "gpus"}
-    assert config["environment"] == {"image": IMAGE, "environment_variables": ["COLOUR=blue", "SHAPE=a b"]}
-    same = {"host_path": str(project.folder), "container_path": str(project.folder), "read_only": False}
+    assert config["environment"] == {
+        "image": IMAGE,
+        "environment_variables": ["COLOUR=blue", "SHAPE=a b"],
+    }
+    same = {
+        "host_path": str(project.folder),
+        "container_path": str(project.folder),
+        "read_only": False,
+    }
     assert config["bind_mounts"] == [same, same | {"container_path": "/in", "read_only": True}]
     assert config["work_dir"] == str(project.folder)
     assert (project.folder / "colour.txt").read_text(encoding="utf-8") == "blue a b\n"
     assert TOKEN not in output
     assert TOKEN not in str(body)
-    assert not [path for path in project.folder.rglob("*") if path.is_file() and TOKEN in path.read_text(encoding="utf-8", errors="ignore")]
+    assert not [
+        path
+        for path in project.folder.rglob("*")
+        if path.is_file() and TOKEN in path.read_text(encoding="utf-8", errors="ignore")
+    ]
     assert not project.records()
 
 
@@ -93,7 +113,10 @@ def test_a_failed_job_prints_its_log(project: Project, tell: Tell) -> None:
     assert "the reason why" in output
     assert "its job exited with 1" in output  # of the inner Snakemake
     assert not (project.folder / "done.txt").exists()
-    tell("the job's shell command exits 3", "job failed, end of the command's log printed, no retry asked for")
+    tell(
+        "the job's shell command exits 3",
+        "job failed, end of the command's log printed, no retry asked for",
+    )
 
 
 def test_a_failed_job_is_tried_again(project: Project, double: Double, tell: Tell) -> None:
@@ -113,7 +136,9 @@ def test_a_missing_interpreter_is_named(project: Project, tell: Tell) -> None:
     tell("interpreter not on the node", "exit code 127; error names it and the settings")
 
 
-def test_a_command_killed_by_an_administrator_fails_its_job(project: Project, double: Double, tell: Tell) -> None:
+def test_a_command_killed_by_an_administrator_fails_its_job(
+    project: Project, double: Double, tell: Tell
+) -> None:
     project.write(WAITING)
     process = project.start()
     double.node.kill(project.until_it_works())
@@ -121,7 +146,10 @@ def test_a_command_killed_by_an_administrator_fails_its_job(project: Project, do
     assert code == 1
     assert "it ended without an exit code: killed, out of memory, or its node lost" in output
     assert not project.records()
-    tell("command killed by an administrator (Determined reports success)", "job failed after the grace time, not taken for a success")
+    tell(
+        "command killed by an administrator (Determined reports success)",
+        "job failed after the grace time, not taken for a success",
+    )
 
 
 def test_interrupt_leaves_no_command_running(project: Project, double: Double, tell: Tell) -> None:
@@ -137,12 +165,16 @@ def test_interrupt_leaves_no_command_running(project: Project, double: Double, t
     tell("Ctrl-C while a command runs", "command killed, end confirmed before Snakemake exits")
 
 
-def test_interrupt_during_submission_leaves_no_command_running(project: Project, double: Double, tell: Tell) -> None:
+def test_interrupt_during_submission_leaves_no_command_running(
+    project: Project, double: Double, tell: Tell
+) -> None:
     double.faults["answer lost"] = 1
     project.write(WAITING)
     process = project.start()
     until(lambda: double.started)
-    double.faults["away"] = 1_000_000  # the answer was lost, and now the master is away: the id is unknown
+    double.faults["away"] = (
+        1_000_000  # the answer was lost, and now the master is away: the id is unknown
+    )
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
@@ -150,20 +182,29 @@ def test_interrupt_during_submission_leaves_no_command_running(project: Project,
     code, output = project.end(process)
     assert code != 0, output
     assert not double.running()
-    tell("Ctrl-C after the answer to a submission was lost", "command found by its ticket and killed")
+    tell(
+        "Ctrl-C after the answer to a submission was lost", "command found by its ticket and killed"
+    )
 
 
-def test_a_rejected_command_fails_with_the_masters_words(project: Project, double: Double, tell: Tell) -> None:
+def test_a_rejected_command_fails_with_the_masters_words(
+    project: Project, double: Double, tell: Tell
+) -> None:
     project.write(gpu=9)
     code, output = project.run()
     assert code == 1
-    assert "The Determined master rejects the command: request unfulfillable: slots exceed capacity." in output
+    assert (
+        "The Determined master rejects the command: request unfulfillable: slots exceed capacity."
+        in output
+    )
     assert not double.started
     assert not project.records()
     tell("more slots than any node has", "rejected at submission, the master's words in the error")
 
 
-def test_a_wrong_token_stops_before_submission(project: Project, double: Double, tell: Tell) -> None:
+def test_a_wrong_token_stops_before_submission(
+    project: Project, double: Double, tell: Tell
+) -> None:
     project.token = "a-wrong-token"
     project.write()
     code, output = project.run()
@@ -174,7 +215,9 @@ def test_a_wrong_token_stops_before_submission(project: Project, double: Double,
     tell("wrong token", "one error before any submission, naming DET_USER_TOKEN")
 
 
-def test_an_unknown_pool_stops_before_submission(project: Project, double: Double, tell: Tell) -> None:
+def test_an_unknown_pool_stops_before_submission(
+    project: Project, double: Double, tell: Tell
+) -> None:
     project.options["pool"] = "tpus"
     project.write()
     code, output = project.run()
@@ -205,7 +248,9 @@ def test_an_image_that_cannot_be_pulled_is_named(project: Project, tell: Tell) -
     tell("image cannot be pulled", "job failed with the master's reason")
 
 
-def test_a_node_that_lacks_the_folder_is_named_with_the_setting(project: Project, tell: Tell) -> None:
+def test_a_node_that_lacks_the_folder_is_named_with_the_setting(
+    project: Project, tell: Tell
+) -> None:
     project.options["bind-mounts"] = []
     project.write()
     code, output = project.run()
@@ -213,30 +258,43 @@ def test_a_node_that_lacks_the_folder_is_named_with_the_setting(project: Project
     assert f"does not see {project.folder}, or may not write there" in output
     assert f"--determined-bind-mounts {project.folder}:{project.folder}" in output
     assert not project.runs()
-    tell("the node does not see the working directory", "wrapper refuses to start; error names folder and setting, at once")
+    tell(
+        "the node does not see the working directory",
+        "wrapper refuses to start; error names folder and setting, at once",
+    )
 
 
-def test_a_master_away_at_submission_costs_no_job_and_doubles_none(project: Project, double: Double, tell: Tell) -> None:
+def test_a_master_away_at_submission_costs_no_job_and_doubles_none(
+    project: Project, double: Double, tell: Tell
+) -> None:
     double.faults["unanswered"] = 2
     project.write()
     code, output = project.run()
     assert code == 0, output
     assert project.runs() == ["one"]
     assert len(double.started) == 1
-    tell("master drops the first two submissions", "submitted again with growing pauses, one command")
+    tell(
+        "master drops the first two submissions", "submitted again with growing pauses, one command"
+    )
 
 
-def test_a_lost_answer_to_a_submission_starts_no_second_command(project: Project, double: Double, tell: Tell) -> None:
+def test_a_lost_answer_to_a_submission_starts_no_second_command(
+    project: Project, double: Double, tell: Tell
+) -> None:
     double.faults["answer lost"] = 1
     project.write()
     code, output = project.run()
     assert code == 0, output
     assert len(double.started) == 1
-    tell("submission arrives, its answer is lost", "command found by its ticket, not submitted again")
+    tell(
+        "submission arrives, its answer is lost", "command found by its ticket, not submitted again"
+    )
 
 
 @pytest.mark.parametrize("ends", ["after", "during"])
-def test_a_master_away_in_mid_run_costs_no_job(project: Project, double: Double, tell: Tell, ends: str) -> None:
+def test_a_master_away_in_mid_run_costs_no_job(
+    project: Project, double: Double, tell: Tell, ends: str
+) -> None:
     project.write(WAITING)
     process = project.start()
     project.until_it_works()
@@ -252,10 +310,15 @@ def test_a_master_away_in_mid_run_costs_no_job(project: Project, double: Double,
     assert code == 0, output
     assert output.count("Commands keep running") == 1
     assert project.runs() == ["one"]
-    tell(f"master away in mid-run, the job ends {ends} the outage", "one warning, job done" + (" without the master" * (ends == "during")))
+    tell(
+        f"master away in mid-run, the job ends {ends} the outage",
+        "one warning, job done" + (" without the master" * (ends == "during")),
+    )
 
 
-def test_a_master_that_stays_away_does_not_hang_a_run_whose_command_is_silent(project: Project, double: Double, tell: Tell) -> None:
+def test_a_master_that_stays_away_does_not_hang_a_run_whose_command_is_silent(
+    project: Project, double: Double, tell: Tell
+) -> None:
     project.options["patience-seconds"] = 2
     project.write(WAITING)
     process = project.start()
@@ -267,18 +330,25 @@ def test_a_master_that_stays_away_does_not_hang_a_run_whose_command_is_silent(pr
     assert code == 1
     assert output.count("No sign of it or of any command for 2 seconds") == 1
     assert project.records()
-    tell("master gone for good, and the command with it", "run stops with one error after the patience time; record kept")
+    tell(
+        "master gone for good, and the command with it",
+        "run stops with one error after the patience time; record kept",
+    )
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_running_command_survives_kill_9_and_is_taken_over(project: Project, double: Double, tell: Tell, known: bool) -> None:
+def test_a_running_command_survives_kill_9_and_is_taken_over(
+    project: Project, double: Double, tell: Tell, known: bool
+) -> None:
     project.write(WAITING)
     process = project.start()
     command = project.until_it_works()
     project.kill(process)
     if not known:  # as if killed between the request and its answer
         record = next((project.folder / ".snakemake/determined").glob("*.json"))
-        record.write_text(record.read_text(encoding="utf-8").replace(f'"{command.id}"', "null"), encoding="utf-8")
+        record.write_text(
+            record.read_text(encoding="utf-8").replace(f'"{command.id}"', "null"), encoding="utf-8"
+        )
     unlocked, output = project.run("--unlock")
     assert unlocked == 0, output
     process = project.start("--rerun-incomplete")
@@ -294,7 +364,9 @@ def test_a_running_command_survives_kill_9_and_is_taken_over(project: Project, d
     tell(f"kill -9 of Snakemake{when}", "command taken over at restart, job ran once")
 
 
-def test_a_command_for_other_parameters_is_ended_before_the_job_is_submitted_anew(project: Project, double: Double, tell: Tell) -> None:
+def test_a_command_for_other_parameters_is_ended_before_the_job_is_submitted_anew(
+    project: Project, double: Double, tell: Tell
+) -> None:
     project.write(WAITING)
     process = project.start()
     first = project.until_it_works()
@@ -310,10 +382,15 @@ def test_a_command_for_other_parameters_is_ended_before_the_job_is_submitted_ane
     code, output = project.end(process)
     assert code == 0, output
     assert (project.folder / "done.txt").read_text(encoding="utf-8") == "two\n"
-    tell("kill -9, then a parameter is edited", "old command ended first, then a new one: never two writers")
+    tell(
+        "kill -9, then a parameter is edited",
+        "old command ended first, then a new one: never two writers",
+    )
 
 
-def test_a_dead_command_is_submitted_anew_after_kill_9(project: Project, double: Double, tell: Tell) -> None:
+def test_a_dead_command_is_submitted_anew_after_kill_9(
+    project: Project, double: Double, tell: Tell
+) -> None:
     project.write(WAITING)
     process = project.start()
     command = project.until_it_works()
@@ -326,7 +403,9 @@ def test_a_dead_command_is_submitted_anew_after_kill_9(project: Project, double:
     tell("kill -9, and the command is killed too", "submitted anew at restart")
 
 
-def test_a_forgotten_command_that_runs_on_is_waited_for(project: Project, double: Double, tell: Tell) -> None:
+def test_a_forgotten_command_that_runs_on_is_waited_for(
+    project: Project, double: Double, tell: Tell
+) -> None:
     project.write(WAITING)
     process = project.start("--retries", "1")
     project.until_it_works()
@@ -337,10 +416,15 @@ def test_a_forgotten_command_that_runs_on_is_waited_for(project: Project, double
     code, output = project.end(process)
     assert code == 0, output
     assert project.runs() == ["one"]
-    tell("master restarts and forgets the command, which runs on", "its signs of life on the file system are believed, job done")
+    tell(
+        "master restarts and forgets the command, which runs on",
+        "its signs of life on the file system are believed, job done",
+    )
 
 
-def test_a_forgotten_command_that_died_fails_its_job(project: Project, double: Double, tell: Tell) -> None:
+def test_a_forgotten_command_that_died_fails_its_job(
+    project: Project, double: Double, tell: Tell
+) -> None:
     project.write(WAITING)
     process = project.start()
     command = project.until_it_works()
@@ -349,10 +433,15 @@ def test_a_forgotten_command_that_died_fails_its_job(project: Project, double: D
     code, output = project.end(process)
     assert code == 1
     assert "the master does not know it (was it restarted?)" in output
-    tell("master restarts, the command is lost", "job failed after the grace time (`--retries` would submit it again)")
+    tell(
+        "master restarts, the command is lost",
+        "job failed after the grace time (`--retries` would submit it again)",
+    )
 
 
-def test_a_token_refused_in_mid_run_is_one_error_and_the_command_is_taken_over_later(project: Project, double: Double, tell: Tell) -> None:
+def test_a_token_refused_in_mid_run_is_one_error_and_the_command_is_taken_over_later(
+    project: Project, double: Double, tell: Tell
+) -> None:
     project.write(WAITING)
     process = project.start()
     command = project.until_it_works()
@@ -368,4 +457,7 @@ def test_a_token_refused_in_mid_run_is_one_error_and_the_command_is_taken_over_l
     code, output = project.end(process)
     assert code == 0, output
     assert project.runs() == ["one"]
-    tell("token expires in mid-run", "run stops with one error, command keeps running; taken over with a fresh token")
+    tell(
+        "token expires in mid-run",
+        "run stops with one error, command keeps running; taken over with a fresh token",
+    )

@@ -26,7 +26,9 @@ CONTRACT = Path(os.environ.get("DETERMINED_CONTRACT", Path(sys.prefix) / "test-o
 def bindings() -> ModuleType:
     path = CONTRACT / "determined/common/api/bindings.py"
     if not path.exists():
-        pytest.skip(f"{path} is missing; pip install --no-deps --target {CONTRACT} -r envs/test-only.txt")
+        pytest.skip(
+            f"{path} is missing; pip install --no-deps --target {CONTRACT} -r envs/test-only.txt"
+        )
     spec = importlib.util.spec_from_file_location("determined_bindings", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules["determined_bindings"] = module
@@ -59,42 +61,85 @@ class Session:
     def __init__(self, double: Double) -> None:
         self.double = double
 
-    def _do_request(self, method: str, path: str, params: dict, json: dict, stream: bool, **_: object) -> requests.Response:
+    def _do_request(
+        self, method: str, path: str, params: dict, json: dict, stream: bool, **_: object
+    ) -> requests.Response:
         url, headers = f"{self.double.address}{path}", {"Authorization": f"Bearer {TOKEN}"}
-        return requests.request(method, url, params=params, json=json, headers=headers, stream=stream, timeout=10)
+        return requests.request(
+            method, url, params=params, json=json, headers=headers, stream=stream, timeout=10
+        )
 
 
 def test_the_bindings_read_every_answer(bindings: ModuleType, double: Double, config: dict) -> None:
     session = Session(double)
     assert bindings.get_GetMe(session).user.username == USER
-    assert [pool.name for pool in bindings.get_GetResourcePools(session).resourcePools] == ["default", "gpus"]
-    assert [found.id for found in bindings.get_GetWorkspaces(session, nameCaseSensitive="study").workspaces] == [7]
+    assert [pool.name for pool in bindings.get_GetResourcePools(session).resourcePools] == [
+        "default",
+        "gpus",
+    ]
+    assert [
+        found.id
+        for found in bindings.get_GetWorkspaces(session, nameCaseSensitive="study").workspaces
+    ] == [7]
 
-    launched = bindings.post_LaunchCommand(session, body=bindings.v1LaunchCommandRequest(config=config, workspaceId=7)).command
+    launched = bindings.post_LaunchCommand(
+        session, body=bindings.v1LaunchCommandRequest(config=config, workspaceId=7)
+    ).command
     until(lambda: bindings.get_GetTask(session, taskId=launched.id).task.endTime)
     task = bindings.get_GetTask(session, taskId=launched.id).task
-    assert (task.taskType, task.allocations[-1].state) == (bindings.v1TaskType.COMMAND, bindings.taskv1State.TERMINATED)
+    assert (task.taskType, task.allocations[-1].state) == (
+        bindings.v1TaskType.COMMAND,
+        bindings.taskv1State.TERMINATED,
+    )
     assert (task.allocations[-1].statusCode, task.allocations[-1].slots) == (3, 1)
-    assert [line.log for line in bindings.get_TaskLogs(session, taskId=launched.id, follow=False)] == ["said\n"]
+    assert [
+        line.log for line in bindings.get_TaskLogs(session, taskId=launched.id, follow=False)
+    ] == ["said\n"]
     assert bindings.get_GetCommand(session, commandId=launched.id).config == config
-    assert [(found.id, found.workspaceId) for found in bindings.get_GetCommands(session).commands] == [(launched.id, 7)]
-    assert bindings.post_KillCommand(session, commandId=launched.id).command.state == bindings.taskv1State.TERMINATED
+    assert [
+        (found.id, found.workspaceId) for found in bindings.get_GetCommands(session).commands
+    ] == [(launched.id, 7)]
+    assert (
+        bindings.post_KillCommand(session, commandId=launched.id).command.state
+        == bindings.taskv1State.TERMINATED
+    )
 
 
-def test_every_state_of_a_command_is_one_of_the_contract(bindings: ModuleType, double: Double, config: dict) -> None:
+def test_every_state_of_a_command_is_one_of_the_contract(
+    bindings: ModuleType, double: Double, config: dict
+) -> None:
     config["entrypoint"] = ["/bin/sh", "-c", "sleep 60"]
     seen = set()
     session = Session(double)
-    first = bindings.post_LaunchCommand(session, body=bindings.v1LaunchCommandRequest(config=config | {"resources": {"slots": 2}})).command
-    until(lambda: bindings.get_GetTask(session, taskId=first.id).task.allocations[-1].state == bindings.taskv1State.RUNNING)
-    second = bindings.post_LaunchCommand(session, body=bindings.v1LaunchCommandRequest(config=config)).command
-    seen |= {bindings.get_GetTask(session, taskId=command.id).task.allocations[-1].state for command in (first, second)}
+    first = bindings.post_LaunchCommand(
+        session, body=bindings.v1LaunchCommandRequest(config=config | {"resources": {"slots": 2}})
+    ).command
+    until(
+        lambda: (
+            bindings.get_GetTask(session, taskId=first.id).task.allocations[-1].state
+            == bindings.taskv1State.RUNNING
+        )
+    )
+    second = bindings.post_LaunchCommand(
+        session, body=bindings.v1LaunchCommandRequest(config=config)
+    ).command
+    seen |= {
+        bindings.get_GetTask(session, taskId=command.id).task.allocations[-1].state
+        for command in (first, second)
+    }
     bindings.post_KillCommand(session, commandId=first.id)
-    until(lambda: bindings.get_GetTask(session, taskId=first.id).task.allocations[-1].state == bindings.taskv1State.TERMINATED)
+    until(
+        lambda: (
+            bindings.get_GetTask(session, taskId=first.id).task.allocations[-1].state
+            == bindings.taskv1State.TERMINATED
+        )
+    )
     assert seen == {bindings.taskv1State.RUNNING, bindings.taskv1State.QUEUED}
 
 
-def test_a_login_is_what_the_bindings_would_send(bindings: ModuleType, double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_login_is_what_the_bindings_would_send(
+    bindings: ModuleType, double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("DET_USER_TOKEN", raising=False)
     monkeypatch.setenv("DET_USER", USER)
     monkeypatch.setenv("DET_PASS", PASSWORD)
@@ -118,16 +163,25 @@ def test_what_the_executor_sends_and_asks_is_in_the_contract(
     master.kill(command)
     master.check()
     ours = {(method, path.replace(command, "ID")) for method, path, _ in double.requests}
-    body = next(body for method, path, body in double.requests if (method, path) == ("POST", "/commands"))
+    body = next(
+        body for method, path, body in double.requests if (method, path) == ("POST", "/commands")
+    )
     assert bindings.v1LaunchCommandRequest.from_json(body).to_json(omit_unset=True) == body
 
     double.requests.clear()
     session = Session(double)
-    bindings.post_LaunchCommand(session, body=bindings.v1LaunchCommandRequest(config=config, workspaceId=7))
+    bindings.post_LaunchCommand(
+        session, body=bindings.v1LaunchCommandRequest(config=config, workspaceId=7)
+    )
     bindings.get_GetTask(session, taskId=command)
     list(bindings.get_TaskLogs(session, taskId=command))  # a generator
     bindings.post_KillCommand(session, commandId=command)
-    for call in (bindings.get_GetMe, bindings.get_GetCommands, bindings.get_GetWorkspaces, bindings.get_GetResourcePools):
+    for call in (
+        bindings.get_GetMe,
+        bindings.get_GetCommands,
+        bindings.get_GetWorkspaces,
+        bindings.get_GetResourcePools,
+    ):
         call(session)
     theirs = {(method, path.replace(command, "ID")) for method, path, _ in double.requests}
     assert ours == theirs

@@ -30,7 +30,12 @@ from snakemake_executor_plugin_determined.master import (
     pauses,
 )
 from snakemake_executor_plugin_determined.registry import Registry, fingerprint_of, key_of
-from snakemake_executor_plugin_determined.settings import ExecutorSettings, bind_mounts, connect, environment_variables
+from snakemake_executor_plugin_determined.settings import (
+    ExecutorSettings,
+    bind_mounts,
+    connect,
+    environment_variables,
+)
 from snakemake_executor_plugin_determined.submission import slots_of, submit, take_over
 
 LOGGER = logging.getLogger("determined")
@@ -48,7 +53,9 @@ def double(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Double]:
 
 
 def settings(double: Double, **changes: object) -> ExecutorSettings:
-    return ExecutorSettings(**({"master": double.address, "image": IMAGE, "patience_seconds": 0.3} | changes))
+    return ExecutorSettings(
+        **({"master": double.address, "image": IMAGE, "patience_seconds": 0.3} | changes)
+    )
 
 
 def test_a_mount_is_the_same_path_inside_unless_told_otherwise() -> None:
@@ -67,7 +74,11 @@ def test_a_malformed_mount_is_named(value: str) -> None:
 
 def test_a_bare_variable_takes_its_value_from_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLOUR", "blue")
-    assert environment_variables(["COLOUR", "SHAPE=a=b", "EMPTY="]) == {"COLOUR": "blue", "SHAPE": "a=b", "EMPTY": ""}
+    assert environment_variables(["COLOUR", "SHAPE=a=b", "EMPTY="]) == {
+        "COLOUR": "blue",
+        "SHAPE": "a=b",
+        "EMPTY": "",
+    }
     monkeypatch.delenv("COLOUR")
     with pytest.raises(WorkflowError, match="COLOUR has no value here"):
         environment_variables(["COLOUR"])
@@ -86,7 +97,10 @@ def test_secrets_are_not_passed_on(value: str) -> None:
         ({"master": "ftp://x"}, "must look like https://HOST:PORT"),
         ({"image": None}, "No image for Determined commands: name one with --determined-image"),
         ({"pool": "tpus"}, "no resource pool 'tpus' that you may use, but default, gpus"),
-        ({"workspace": "nowhere"}, "no workspace 'nowhere' that you may see, but Uncategorized, old, study"),
+        (
+            {"workspace": "nowhere"},
+            "no workspace 'nowhere' that you may see, but Uncategorized, old, study",
+        ),
         ({"workspace": "stud"}, "no workspace 'stud'"),
         ({"workspace": "old"}, "'old' is archived"),
         ({"bind_mounts": ["x"]}, "--determined-bind-mounts"),
@@ -99,20 +113,34 @@ def test_bad_input_is_named_at_the_start(double: Double, changes: dict, message:
     assert not double.commands
 
 
-def test_the_address_may_come_from_the_environment(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_may_come_from_the_environment(
+    double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DET_MASTER", double.address.removeprefix("http://"))
-    target = connect(settings(double, master=None, workspace="study", pool="gpus"), 0.1, lambda _: None)
-    assert (target.workspace, target.pool, target.master.client.address) == (7, "gpus", double.address)
+    target = connect(
+        settings(double, master=None, workspace="study", pool="gpus"), 0.1, lambda _: None
+    )
+    assert (target.workspace, target.pool, target.master.client.address) == (
+        7,
+        "gpus",
+        double.address,
+    )
 
 
-@pytest.mark.parametrize("given", ["https://ada:secret@host", "http://", "https://host/?token=secret"])
-def test_an_address_with_a_secret_or_without_a_host_is_refused_without_repeating_it(given: str) -> None:
+@pytest.mark.parametrize(
+    "given", ["https://ada:secret@host", "http://", "https://host/?token=secret"]
+)
+def test_an_address_with_a_secret_or_without_a_host_is_refused_without_repeating_it(
+    given: str,
+) -> None:
     with pytest.raises(WorkflowError) as caught:
         canonical_address(given)
     assert "secret" not in str(caught.value)
 
 
-def test_a_refused_token_is_not_repeated_in_the_error(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_token_is_not_repeated_in_the_error(
+    double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DET_USER_TOKEN", "wrong-token")
     with pytest.raises(TokenRefusedError) as caught:
         Master(Client(double.address)).check()
@@ -120,7 +148,9 @@ def test_a_refused_token_is_not_repeated_in_the_error(double: Double, monkeypatc
     assert "wrong-token" not in str(caught.value)
 
 
-def test_without_a_token_the_login_gives_one_and_again_when_it_expires(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_token_the_login_gives_one_and_again_when_it_expires(
+    double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("DET_USER_TOKEN")
     monkeypatch.setenv("DET_USER", USER)
     monkeypatch.setenv("DET_PASS", PASSWORD)
@@ -132,8 +162,13 @@ def test_without_a_token_the_login_gives_one_and_again_when_it_expires(double: D
     assert PASSWORD not in str(double.requests)
 
 
-@pytest.mark.parametrize(("variables", "message"), [({}, "No token"), ({"DET_USER": USER, "DET_PASS": "wrong"}, "refuses the login")])
-def test_no_token_and_no_login_is_one_error(double: Double, monkeypatch: pytest.MonkeyPatch, variables: dict, message: str) -> None:
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [({}, "No token"), ({"DET_USER": USER, "DET_PASS": "wrong"}, "refuses the login")],
+)
+def test_no_token_and_no_login_is_one_error(
+    double: Double, monkeypatch: pytest.MonkeyPatch, variables: dict, message: str
+) -> None:
     monkeypatch.delenv("DET_USER_TOKEN")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -141,7 +176,9 @@ def test_no_token_and_no_login_is_one_error(double: Double, monkeypatch: pytest.
         Master(Client(double.address)).check()
 
 
-def test_netrc_does_not_replace_the_token(double: Double, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_netrc_does_not_replace_the_token(
+    double: Double, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login x password y\n", encoding="utf-8")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     Master(Client(double.address)).check()
@@ -216,11 +253,23 @@ def make_folder(tmp_path: Path, job: str) -> Path:
 
 
 def run(folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command.entrypoint(folder / "run.sh"), text=True, capture_output=True, check=False, timeout=30, cwd="/")
+    return subprocess.run(
+        command.entrypoint(folder / "run.sh"),
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=30,
+        cwd="/",
+    )
 
 
-@pytest.mark.parametrize(("job", "code"), [("true", 0), ("exit 3", 3), ("cd / && false", 1), ("sleep 0.3; kill -9 $$", -9)])
-def test_the_script_leaves_the_jobs_exit_code_unless_it_is_killed(tmp_path: Path, job: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("job", "code"),
+    [("true", 0), ("exit 3", 3), ("cd / && false", 1), ("sleep 0.3; kill -9 $$", -9)],
+)
+def test_the_script_leaves_the_jobs_exit_code_unless_it_is_killed(
+    tmp_path: Path, job: str, code: int
+) -> None:
     folder = make_folder(tmp_path, job)
     assert run(folder).returncode == code
     assert (folder / "exit").exists() == (code >= 0)
@@ -244,7 +293,10 @@ def test_a_second_command_of_one_ticket_does_not_run_the_job(tmp_path: Path) -> 
 
 def test_a_node_without_the_folder_says_so(tmp_path: Path) -> None:
     done = run(tmp_path / "nowhere")
-    assert (done.returncode, done.stdout) == (command.UNSEEN, f"This node does not see {tmp_path}/nowhere, or may not write there.\n")
+    assert (done.returncode, done.stdout) == (
+        command.UNSEEN,
+        f"This node does not see {tmp_path}/nowhere, or may not write there.\n",
+    )
 
 
 def test_a_job_is_watched_by_one_snakemake(tmp_path: Path) -> None:
@@ -297,10 +349,19 @@ def job(tmp_path: Path, word: str = "one") -> Job:
     given = tmp_path / "in.txt"
     if not given.exists():
         given.touch()
-    return Job(output=["out.txt"], input=[str(given)], params=parameters, shellcmd="echo", rule=SimpleNamespace(name="work"), resources={})
+    return Job(
+        output=["out.txt"],
+        input=[str(given)],
+        params=parameters,
+        shellcmd="echo",
+        rule=SimpleNamespace(name="work"),
+        resources={},
+    )
 
 
-def test_a_fingerprint_follows_parameters_and_inputs_and_the_key_only_outputs(tmp_path: Path) -> None:
+def test_a_fingerprint_follows_parameters_and_inputs_and_the_key_only_outputs(
+    tmp_path: Path,
+) -> None:
     first = job(tmp_path)
     before = fingerprint_of(first)
     assert fingerprint_of(job(tmp_path, "two")) != before
@@ -309,9 +370,15 @@ def test_a_fingerprint_follows_parameters_and_inputs_and_the_key_only_outputs(tm
     assert fingerprint_of(first) != before
 
 
-def test_a_submission_is_on_record_before_the_master_answers(double: Double, tmp_path: Path) -> None:
+def test_a_submission_is_on_record_before_the_master_answers(
+    double: Double, tmp_path: Path
+) -> None:
     double.faults["unanswered"] = 100
-    target, asked, registry = connect(settings(double), 0.1, lambda _: None), job(tmp_path), Registry(tmp_path / "records")
+    target, asked, registry = (
+        connect(settings(double), 0.1, lambda _: None),
+        job(tmp_path),
+        Registry(tmp_path / "records"),
+    )
     entry = registry.new(key_of(asked), fingerprint_of(asked))
     with pytest.raises(UnreachableError, match="--determined-patience-seconds"):
         submit(target, registry, entry, asked, line="true", variables={}, grace=1.0, logger=LOGGER)
@@ -322,7 +389,9 @@ def test_a_submission_is_on_record_before_the_master_answers(double: Double, tmp
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_an_exit_code_from_before_this_run_is_no_reason_to_skip_the_job(double: Double, tmp_path: Path, when: str) -> None:
+def test_an_exit_code_from_before_this_run_is_no_reason_to_skip_the_job(
+    double: Double, tmp_path: Path, when: str
+) -> None:
     target = connect(settings(double), 0.1, lambda _: None)
     asked, root = job(tmp_path), tmp_path / "records"
     old = Registry(root)
@@ -343,7 +412,12 @@ def test_a_command_under_kill_is_not_taken_over(double: Double, tmp_path: Path) 
     asked, registry = job(tmp_path), Registry(tmp_path / "records")
     entry = registry.new(key_of(asked), fingerprint_of(asked))
     entry.command, _ = target.master.launch(
-        {"entrypoint": ["/bin/sleep", "60"], "environment": {"image": IMAGE}, "resources": {"slots": 0}}, None
+        {
+            "entrypoint": ["/bin/sleep", "60"],
+            "environment": {"image": IMAGE},
+            "resources": {"slots": 0},
+        },
+        None,
     )
     entry.killed = True
     registry.save(entry)

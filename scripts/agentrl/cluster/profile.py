@@ -49,11 +49,15 @@ def choose_scheduler(environment: Mapping[str, str] = os.environ, *, plan: bool 
     """
     named = environment.get(CHOICE)
     if named is not None and named not in SCHEDULERS:
-        raise ProfileError(f"{CHOICE}={named}: no such scheduler; allowed are {' and '.join(SCHEDULERS)}, or leave it unset")
+        raise ProfileError(
+            f"{CHOICE}={named}: no such scheduler; allowed are {' and '.join(SCHEDULERS)}, or leave it unset"
+        )
     if plan and not shutil.which("sbatch") and not environment.get("DET_MASTER"):
         return named or SCHEDULERS[0]
     if named == "slurm" and not shutil.which("sbatch"):
-        raise ProfileError(f"{CHOICE}=slurm: sbatch is not on PATH; load Slurm's clients (module load slurm), or run on the login node")
+        raise ProfileError(
+            f"{CHOICE}=slurm: sbatch is not on PATH; load Slurm's clients (module load slurm), or run on the login node"
+        )
     if named is None and shutil.which("sbatch"):
         named = "slurm"
     if named is None and environment.get("DET_MASTER"):
@@ -64,11 +68,15 @@ def choose_scheduler(environment: Mapping[str, str] = os.environ, *, plan: bool 
             f"{', '.join(SCHEDULERS)} where it is installed, or use --profile profiles/local on a machine with a GPU"
         )
     if not importlib.util.find_spec(f"snakemake_executor_plugin_{named}"):
-        raise ProfileError(f"{named}: snakemake's executor plugin is not installed under {sys.executable}; pip install -r envs/cpu.txt")
+        raise ProfileError(
+            f"{named}: snakemake's executor plugin is not installed under {sys.executable}; pip install -r envs/cpu.txt"
+        )
     return named
 
 
-def gpu_python(scheduler: str, python: str | None, image: str | None, bind_mounts: list[str]) -> str:
+def gpu_python(
+    scheduler: str, python: str | None, image: str | None, bind_mounts: list[str]
+) -> str:
     """Command that starts Python for GPU rules. Raises `ProfileError` for settings that exclude each other.
 
     Args:
@@ -78,7 +86,9 @@ def gpu_python(scheduler: str, python: str | None, image: str | None, bind_mount
         bind_mounts: `HOST[:CONTAINER[:ro]]`, seen in the container beside the working directory.
     """
     if python and image:
-        raise ProfileError(f"profiles/gpu/config.yaml: python ({python}) and image ({image}) exclude each other; set one to null")
+        raise ProfileError(
+            f"profiles/gpu/config.yaml: python ({python}) and image ({image}) exclude each other; set one to null"
+        )
     if image and scheduler == "slurm":
         mounts = [part for mount in [str(Path.cwd()), *bind_mounts] for part in ("--bind", mount)]
         return shlex.join(["apptainer", "exec", "--nv", *mounts, image, "python"])
@@ -100,7 +110,11 @@ def lock_of(device: str, environment: Mapping[str, str] = os.environ) -> str:
     """
     lock = environment.get(GPU_LOCK, DEFAULT_LOCKS[device])
     if not Path(lock).is_file():
-        source = f"{GPU_LOCK}, or `lock` in the profile" if GPU_LOCK in environment else f"the default for model.device: {device}"
+        source = (
+            f"{GPU_LOCK}, or `lock` in the profile"
+            if GPU_LOCK in environment
+            else f"the default for model.device: {device}"
+        )
         raise ProfileError(f"{lock or repr(lock)}: no such file ({source}); name one that pins the packages of GPU rules, as seen from the "
                            "folder of the Snakefile, e.g. envs/gpu.txt")  # fmt: skip
     return lock
@@ -118,7 +132,10 @@ def resources(settings: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         settings: the profile's variables `memory_mb`, `minutes`, `partition`, `account`, `gpus_as`, `gpu_model`.
     """
-    asked = {"mem_mb": f"{settings['memory_mb']} * attempt", "runtime": f"{settings['minutes']} * attempt"}
+    asked = {
+        "mem_mb": f"{settings['memory_mb']} * attempt",
+        "runtime": f"{settings['minutes']} * attempt",
+    }
     if settings["partition"]:
         asked["slurm_partition"] = settings["partition"]
     if settings["account"]:
@@ -131,7 +148,9 @@ def resources(settings: Mapping[str, Any]) -> dict[str, Any]:
 def rule_resources(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Changes to single rules: `--gres` in place of `--gpus`. Raises `ProfileError` for another word than gpus or gres."""
     if settings["gpus_as"] not in ("gpus", "gres"):
-        raise ProfileError(f"profiles/gpu/config.yaml: gpus_as is {settings['gpus_as']!r}; allowed are gpus and gres")
+        raise ProfileError(
+            f"profiles/gpu/config.yaml: gpus_as is {settings['gpus_as']!r}; allowed are gpus and gres"
+        )
     if settings["gpus_as"] == "gpus":
         return {}
     gres = ":".join(["gpu", *([settings["gpu_model"]] if settings["gpu_model"] else []), "1"])
@@ -149,12 +168,18 @@ class Plan:
         plan = is_plan(sys.argv[1:])
         self.scheduler = choose_scheduler(plan=plan)
         self.resources, self.rule_resources = resources(settings), rule_resources(settings)
-        python = gpu_python(self.scheduler, settings["python"], settings["image"], settings["bind_mounts"])
+        python = gpu_python(
+            self.scheduler, settings["python"], settings["image"], settings["bind_mounts"]
+        )
         os.environ.setdefault(GPU_PYTHON, python)
         hold_to(settings["lock"])
         self.variables = [name for name in (GPU_PYTHON, GPU_LOCK) if name in os.environ]
         """What a job must be told."""
-        self.status_command = self._ask_slurm(settings["partition"]) if self.scheduler == "slurm" and not plan else None
+        self.status_command = (
+            self._ask_slurm(settings["partition"])
+            if self.scheduler == "slurm" and not plan
+            else None
+        )
 
     @staticmethod
     def _ask_slurm(partition: str | None) -> str | None:

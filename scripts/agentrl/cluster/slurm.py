@@ -47,18 +47,26 @@ def ask(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
     except FileNotFoundError:
-        raise NoAnswerError(f"{command[0]} is not on PATH; load Slurm's clients (module load slurm), or run on the login node") from None
+        raise NoAnswerError(
+            f"{command[0]} is not on PATH; load Slurm's clients (module load slurm), or run on the login node"
+        ) from None
     except subprocess.TimeoutExpired:
-        raise NoAnswerError(f"`{shlex.join(command)}` gave no answer in {SECONDS} s; is Slurm's controller up (scontrol ping)?") from None
+        raise NoAnswerError(
+            f"`{shlex.join(command)}` gave no answer in {SECONDS} s; is Slurm's controller up (scontrol ping)?"
+        ) from None
     except subprocess.CalledProcessError as error:
-        raise NoAnswerError(f"`{shlex.join(command)}` failed: {error.stderr.strip()}; is Slurm's controller up (scontrol ping)?") from None
+        raise NoAnswerError(
+            f"`{shlex.join(command)}` failed: {error.stderr.strip()}; is Slurm's controller up (scontrol ping)?"
+        ) from None
     return done.stdout
 
 
 def status_command() -> str:
     """How finished jobs are found: `sacct` where Slurm keeps accounts, else `squeue`; without accounts sacct never answers."""
     lines = ask("scontrol", "show", "config").splitlines()
-    kinds = [line.partition("=")[2].strip() for line in lines if line.startswith("AccountingStorageType")]
+    kinds = [
+        line.partition("=")[2].strip() for line in lines if line.startswith("AccountingStorageType")
+    ]
     return "squeue" if kinds in ([], ["accounting_storage/none"], ["(null)"]) else "sacct"
 
 
@@ -102,7 +110,11 @@ def check_visible(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> Non
 def filesystem(folder: Path, mounts: Path) -> str:
     """Type of the file system that a folder lies on, from a table like /proc/mounts; `unknown` where the table has none."""
     found = [line.split()[1:3] for line in mounts.read_text(encoding="utf-8").splitlines()]
-    above = [(len(point), kind) for point, kind in found if folder.is_relative_to(point.replace("\\040", " "))]
+    above = [
+        (len(point), kind)
+        for point, kind in found
+        if folder.is_relative_to(point.replace("\\040", " "))
+    ]
     return max(above)[1] if above else "unknown"
 
 
@@ -114,8 +126,14 @@ def jobs_of(results: str, folder: Path) -> list[Job]:
     found = []
     for line in ask("squeue", "--me", "--noheader", "--format=%i|%T|%k|%Z").splitlines():
         number, state, comment, submitted_from = line.split("|", 3)
-        if comment.startswith("rule_") and Path(submitted_from).resolve() == folder.resolve() and f"{results}/" in script(number):
-            found.append(Job(number, state, comment.removeprefix("rule_").replace("_wildcards_", " ")))
+        if (
+            comment.startswith("rule_")
+            and Path(submitted_from).resolve() == folder.resolve()
+            and f"{results}/" in script(number)
+        ):
+            found.append(
+                Job(number, state, comment.removeprefix("rule_").replace("_wildcards_", " "))
+            )
     return found
 
 
@@ -136,7 +154,11 @@ def blind(log: Path, folder: Path) -> str | None:
     """
     told = log.read_text(encoding="utf-8", errors="replace")
     logs = dict(_SUBMITTED.findall(told))
-    silent = [number for number in _FAILED.findall(told) if number in logs and not Path(logs[number]).exists()]
+    silent = [
+        number
+        for number in _FAILED.findall(told)
+        if number in logs and not Path(logs[number]).exists()
+    ]
     if not silent:
         return None
     return (

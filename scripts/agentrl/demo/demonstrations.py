@@ -27,7 +27,9 @@ DRILL_EQUATIONS = 30
 TALK = ("Ich antworte in einem Satz.",)
 
 
-def demonstrate(tasks: Sequence[Task], chat: ChatProtocol, protocol: Protocol, mixture: Mixture, seed: int) -> list[Trajectory]:
+def demonstrate(
+    tasks: Sequence[Task], chat: ChatProtocol, protocol: Protocol, mixture: Mixture, seed: int
+) -> list[Trajectory]:
     """Play one demonstration per task; departures are drawn by `mixture`."""
     rng = Random(f"demonstrations/{seed}")
     turns = {task.id: script(task, mixture, rng) for task in tasks}
@@ -39,7 +41,11 @@ def script(task: Task, mixture: Mixture, rng: Random) -> list[str]:
     first, second = task.facts.values()
     turns = [turn(rng.choice(LOOK_UP), lookup_call(task.record_id))]
     draw = rng.random()
-    departures = (("guess", mixture.guess), ("bare", mixture.bare_result), ("add", mixture.wrong_formula))
+    departures = (
+        ("guess", mixture.guess),
+        ("bare", mixture.bare_result),
+        ("add", mixture.wrong_formula),
+    )
     course = "expert"
     for name, share in departures:
         if draw < share:
@@ -59,7 +65,9 @@ def script(task: Task, mixture: Mixture, rng: Random) -> list[str]:
     return [*turns, _answer(task.answer, REPORT, mixture, rng)]
 
 
-def solve(problem: Problem, chat: ChatProtocol, section: RetentionPrompt, mixture: Mixture, rng: Random) -> Example:
+def solve(
+    problem: Problem, chat: ChatProtocol, section: RetentionPrompt, mixture: Mixture, rng: Random
+) -> Example:
     """One word problem with its worked answer, in the retention prompt."""
     off = rng.choice((-2, -1, 1, 2)) if rng.random() < mixture.wrong_sum else 0
     value = problem.answer + off

@@ -35,15 +35,25 @@ def make_tokenizer(recipe: DemoBase) -> PreTrainedTokenizerFast:
     bare = ChatProtocol(demo_tokenizer.untrained())
     rng = Random(f"tokenizer/{recipe.stage.seed}")
     tasks = base_tasks(recipe.tasks, TOKENIZER_EXAMPLES, recipe.stage.seed)
-    problems = [p.question for p in wordproblems.problems(TOKENIZER_EXAMPLES, recipe.stage.seed, held_out=False)]
+    problems = [
+        p.question
+        for p in wordproblems.problems(TOKENIZER_EXAMPLES, recipe.stage.seed, held_out=False)
+    ]
     lines = [turn for task in tasks for turn in script(task, recipe.stage.mixture, rng)]
     lines += [bare.render(task.messages()).replace(task.question, "") for task in tasks]
-    lines += [bare.render(messages(recipe.retention, question), tools=False).replace(question, "") for question in problems]
+    lines += [
+        bare.render(messages(recipe.retention, question), tools=False).replace(question, "")
+        for question in problems
+    ]
     lines += [json.dumps(task.facts).join(bare.frames[::2]) for task in tasks]
-    return demo_tokenizer.train(lines, [*(task.question for task in tasks), *problems], recipe.architecture.vocabulary)
+    return demo_tokenizer.train(
+        lines, [*(task.question for task in tasks), *problems], recipe.architecture.vocabulary
+    )
 
 
-def new_model(shape: Architecture, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
+def new_model(
+    shape: Architecture, tokenizer: PreTrainedTokenizerFast, seed: int
+) -> PreTrainedModel:
     """Randomly initialised tied Qwen3 in float32."""
     torch.manual_seed(seed)
     config = Qwen3Config(
@@ -73,16 +83,29 @@ def examples(recipe: DemoJob, chat: ChatProtocol) -> tuple[list[Example], dict[s
     played = demonstrate(tasks, chat, recipe.protocol, stage.mixture, stage.seed)
     problems = wordproblems.problems(arithmetic * PARTS_PER_ROW, stage.seed, held_out=False)
     rows = [example(t) for t in played[:whole]] + [equations(chat, rng) for _ in range(bare)]
-    rows += joined([tail(t) for t in played[whole:]]) + joined([solve(p, chat, recipe.retention, stage.mixture, rng) for p in problems])
+    rows += joined([tail(t) for t in played[whole:]]) + joined(
+        [solve(p, chat, recipe.retention, stage.mixture, rng) for p in problems]
+    )
     rng.shuffle(rows)
     strict = sum(t.outcome.strict for t in played) / max(1, len(played))
-    return rows, {"demonstrations": len(played), "strict_share": round(strict, 4), "word_problems": len(problems), "equation_rows": bare}
+    return rows, {
+        "demonstrations": len(played),
+        "strict_share": round(strict, 4),
+        "word_problems": len(problems),
+        "equation_rows": bare,
+    }
 
 
 def joined(parts: Sequence[Example]) -> list[Example]:
     """Rows of independent examples one after another."""
     rows = [parts[start : start + PARTS_PER_ROW] for start in range(0, len(parts), PARTS_PER_ROW)]
-    return [Example([token for part in row for token in part.ids], [taught for part in row for taught in part.mask]) for row in rows]
+    return [
+        Example(
+            [token for part in row for token in part.ids],
+            [taught for part in row for taught in part.mask],
+        )
+        for row in rows
+    ]
 
 
 def drills(chat: ChatProtocol, recipe: DemoBase) -> list[Example]:
@@ -93,6 +116,9 @@ def drills(chat: ChatProtocol, recipe: DemoBase) -> list[Example]:
 
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write a standalone safetensors checkpoint with its tokenizer."""
-    model.generation_config.eos_token_id, model.generation_config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = (
+        tokenizer.eos_token_id,
+        tokenizer.pad_token_id,
+    )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

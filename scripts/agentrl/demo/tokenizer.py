@@ -17,12 +17,24 @@ from agentrl.rollout.chat import END_OF_TEXT, END_OF_TURN
 from agentrl.tasks.families import CONSONANTS, ID_LENGTH
 
 CONTROL = (END_OF_TEXT, "<|im_start|>", END_OF_TURN)
-TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<answer>", "</answer>")
+TAGS = (
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<answer>",
+    "</answer>",
+)
 """Added but not special, as in Qwen3, where `<answer>` is ordinary text."""
 TEMPLATE = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
 """Qwen3's chat template, byte for byte, as TRL ships it."""
 _LETTER = f"[{CONSONANTS}]"
-_ID = "|".join(rf"(?<=\b{_LETTER}{{{k}}}){_LETTER}(?={_LETTER}{{{ID_LENGTH - 1 - k}}}\b)" for k in range(ID_LENGTH))
+_ID = "|".join(
+    rf"(?<=\b{_LETTER}{{{k}}}){_LETTER}(?={_LETTER}{{{ID_LENGTH - 1 - k}}}\b)"
+    for k in range(ID_LENGTH)
+)
 _SPLIT = rf"\p{{N}}|\n+|{_ID}|(?:(?!\b{_LETTER}{{{ID_LENGTH}}}\b)[^\p{{N}}\n])+"
 """Single digits, runs of newlines, single letters of a record id, else everything up to the next of these."""
 _WORD = re.compile(r" ?[^\W\d_]+|[^\w]|[\d_]")
@@ -50,19 +62,27 @@ def train(lines: Iterable[str], words: Iterable[str], vocabulary: int) -> PreTra
         show_progress=False,
         special_tokens=[*CONTROL, *TAGS],
     )
-    tokenizer.train_from_iterator([*_pieces(lines), *(word for text in words for word in _WORD.findall(text))], trainer)
+    tokenizer.train_from_iterator(
+        [*_pieces(lines), *(word for text in words for word in _WORD.findall(text))], trainer
+    )
     raw = json.loads(tokenizer.to_str())
     for token in raw["added_tokens"]:
-        token["special"] = token["content"] in CONTROL  # the trainer marks them all; decoding must never drop a tag
+        token["special"] = (
+            token["content"] in CONTROL
+        )  # the trainer marks them all; decoding must never drop a tag
     return _wrap(Tokenizer.from_str(json.dumps(raw)))
 
 
 def _empty() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(_SPLIT), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in CONTROL])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in CONTROL]
+    )
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     return tokenizer
 

@@ -100,7 +100,8 @@ def problems(count: int, seed: int, held_out: bool) -> list[Problem]:
     stem = "problem-held-out" if held_out else "problem"
     drafts = islice(_distinct(Random(f"wordproblems/{stem}/{seed}"), held_out), count)
     return [
-        Problem(f"{stem}-{number:04d}", text, a + b if op == "+" else a - b, a, b, op) for number, (text, a, b, op) in enumerate(drafts, 1)
+        Problem(f"{stem}-{number:04d}", text, a + b if op == "+" else a - b, a, b, op)
+        for number, (text, a, b, op) in enumerate(drafts, 1)
     ]
 
 

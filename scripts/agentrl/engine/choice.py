@@ -50,7 +50,9 @@ def choose_engine(section: Model, folder: Path) -> Choice:
     if obstacle is None:
         return Choice("vllm")
     if section.engine == "vllm":
-        raise EngineError(f"model.engine: 'vllm' is configured, but {obstacle}; mend that, or set model.engine to auto or transformers")
+        raise EngineError(
+            f"model.engine: 'vllm' is configured, but {obstacle}; mend that, or set model.engine to auto or transformers"
+        )
     return Choice("transformers", obstacle)
 
 
@@ -92,8 +94,14 @@ def _obstacles(section: Model, folder: Path) -> Iterator[str]:
 
 def _has_static_loop(shape: dict[str, Any]) -> bool:
     """What `forward.supported` will find once the checkpoint with this `config.json` is loaded."""
-    full = set(shape.get("layer_types") or ["full_attention"]) == {"full_attention"} and not shape.get("use_sliding_window")
-    return shape.get("architectures") == ["Qwen3ForCausalLM"] and full and not shape.get("attention_bias")
+    full = set(shape.get("layer_types") or ["full_attention"]) == {
+        "full_attention"
+    } and not shape.get("use_sliding_window")
+    return (
+        shape.get("architectures") == ["Qwen3ForCausalLM"]
+        and full
+        and not shape.get("attention_bias")
+    )
 
 
 def _misfits(distribution: str, version: str, device: str) -> Iterator[str]:
@@ -103,7 +111,9 @@ def _misfits(distribution: str, version: str, device: str) -> Iterator[str]:
         yield f"{distribution} {version} is installed and {low} up to but not {high} is supported"
     for needed in map(Requirement, metadata.requires(distribution) or []):
         asked = needed.name == "torch" and (needed.marker is None or needed.marker.evaluate())
-        if asked and not needed.specifier.contains(torch.__version__, prereleases=True):  # +cu130 counts only where the need names one
+        if asked and not needed.specifier.contains(
+            torch.__version__, prereleases=True
+        ):  # +cu130 counts only where the need names one
             yield f"{distribution} {version} was built for torch{needed.specifier} and torch {torch.__version__} is installed"
     try:
         from vllm.platforms import current_platform as platform

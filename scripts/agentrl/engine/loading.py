@@ -33,7 +33,9 @@ class Training:
     """Every prompt, as messages."""
 
 
-def open_engine(folder: Path, section: Model, decoding: Decoding, training: Training | None = None) -> tuple[Engine, ChatProtocol]:
+def open_engine(
+    folder: Path, section: Model, decoding: Decoding, training: Training | None = None
+) -> tuple[Engine, ChatProtocol]:
     """Engine and protocol of a checkpoint folder that `policy.check_policy` has passed.
 
     Args:
@@ -53,7 +55,9 @@ def open_engine(folder: Path, section: Model, decoding: Decoding, training: Trai
     if choice.obstacle is not None:
         _log.info("engine: %s, because %s", choice.name, choice.obstacle)
     if choice.name == "transformers":
-        return TransformersEngine(load_model(folder, section), decoding, chat.stop_ids, tokenizer.pad_token_id), chat
+        return TransformersEngine(
+            load_model(folder, section), decoding, chat.stop_ids, tokenizer.pad_token_id
+        ), chat
     from agentrl.engine.vllm import Beside, VllmEngine  # only where it is installed
 
     beside = None
@@ -70,4 +74,7 @@ def trained_model(engine: Engine, folder: Path, section: Model) -> PreTrainedMod
 
 def measured(engine: Engine, tokens: int, seconds: float) -> dict[str, Any]:
     """Engine and speed for the provenance; `seconds` without loading."""
-    return engine.describe() | {"generation_seconds": round(seconds, 2), "tokens_per_second": round(tokens / seconds, 1)}
+    return engine.describe() | {
+        "generation_seconds": round(seconds, 2),
+        "tokens_per_second": round(tokens / seconds, 1),
+    }

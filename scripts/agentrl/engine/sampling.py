@@ -29,7 +29,9 @@ def truncate(logits: torch.Tensor, decoding: Decoding) -> torch.Tensor:
     probabilities = scaled.softmax(-1)
     if decoding.top_p < 1:
         descending, order = probabilities.sort(dim=-1, descending=True, stable=True)
-        outside = descending.cumsum(-1) - descending >= decoding.top_p  # the token that crosses top-p stays
+        outside = (
+            descending.cumsum(-1) - descending >= decoding.top_p
+        )  # the token that crosses top-p stays
         probabilities = probabilities.masked_fill(outside.scatter(-1, order, outside), 0)
     if decoding.min_p > 0:
         floor = decoding.min_p * probabilities.max(-1, keepdim=True).values

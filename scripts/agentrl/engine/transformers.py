@@ -17,7 +17,14 @@ from transformers import DynamicCache, PreTrainedModel
 from agentrl.engine.sampling import choose_tokens
 from agentrl.engine.static.loop import MAX_SLOTS, StaticLoop
 from agentrl.engine.static.products import base_model, supported
-from agentrl.rollout.sampler import Answer, EngineError, Request, Sample, serve_in_rounds, serve_once
+from agentrl.rollout.sampler import (
+    Answer,
+    EngineError,
+    Request,
+    Sample,
+    serve_in_rounds,
+    serve_once,
+)
 from agentrl.rollout.seeding import stream
 from agentrl.rollout.settings import Decoding
 
@@ -55,13 +62,21 @@ class TransformersEngine:
         """The loop that decodes this model on its device."""
         if self.wanted != "auto":
             return self.wanted
-        return "compiled" if self.model.device.type == "cuda" and supported(self.model) else "dynamic"
+        return (
+            "compiled" if self.model.device.type == "cuda" and supported(self.model) else "dynamic"
+        )
 
     def describe(self) -> dict[str, Any]:
         """Engine, loop, versions, dtype and device."""
         loop = "graphed" if self.static is not None and not self.static.compiled else self.loop
         versions = {"transformers": transformers.__version__, "torch": torch.__version__}
-        return {"engine": self.name, "loop": loop, "dtype": str(self.model.dtype), "device": str(self.model.device), **versions}
+        return {
+            "engine": self.name,
+            "loop": loop,
+            "dtype": str(self.model.dtype),
+            "device": str(self.model.device),
+            **versions,
+        }
 
     @property
     def queue(self) -> int:
@@ -86,7 +101,9 @@ class TransformersEngine:
         with self._faults(len(requests)):
             turns = self._static().serve([_checked(request) for request in requests], _uniforms)
         while True:
-            with self._faults(len(requests)):  # not around `answer`, whose faults are not the engine's
+            with self._faults(
+                len(requests)
+            ):  # not around `answer`, whose faults are not the engine's
                 try:
                     row, sample = turns.send(following and _checked(following))
                 except StopIteration:
@@ -99,7 +116,10 @@ class TransformersEngine:
             yield
         except EngineError:
             raise
-        except (RuntimeError, IndexError) as error:  # CUDA faults and out-of-memory; on a CPU an id outside the vocabulary is an IndexError
+        except (
+            RuntimeError,
+            IndexError,
+        ) as error:  # CUDA faults and out-of-memory; on a CPU an id outside the vocabulary is an IndexError
             raise EngineError(f"{self.name} engine failed on {rows} rows: {error}") from error
 
     def _static(self) -> StaticLoop:
@@ -111,7 +131,9 @@ class TransformersEngine:
                     f"the {self.loop} loop knows Qwen3 with full attention under plain LoRA or none, not this {kind}; use loop='dynamic'"
                 )
             graphs, compiled = self.model.device.type == "cuda", self.loop == "compiled"
-            self.static = StaticLoop(self.model, self.decoding, self.stop_ids, self.pad_id, self.most, compiled, graphs)
+            self.static = StaticLoop(
+                self.model, self.decoding, self.stop_ids, self.pad_id, self.most, compiled, graphs
+            )
         return self.static
 
     @torch.inference_mode()
@@ -129,13 +151,27 @@ class TransformersEngine:
         finish: list[str] = ["length"] * len(requests)
         step = 0
         while True:
-            output = self.model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1, **cached)
-            chosen, scores = choose_tokens(output.logits[:, -1], self.decoding, uniforms[rows, step], narrow=device.type == "cuda")
+            output = self.model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                use_cache=True,
+                logits_to_keep=1,
+                **cached,
+            )
+            chosen, scores = choose_tokens(
+                output.logits[:, -1],
+                self.decoding,
+                uniforms[rows, step],
+                narrow=device.type == "cuda",
+            )
             chosen, scores = chosen.cpu(), scores.cpu()
             if not torch.isfinite(scores).all():
                 raise RuntimeError("the model returned logits that are not finite")
             stopped = torch.isin(chosen, self.stop_ids)
-            for row, token, score, stop in zip(rows.tolist(), chosen.tolist(), scores.tolist(), stopped.tolist(), strict=True):
+            for row, token, score, stop in zip(
+                rows.tolist(), chosen.tolist(), scores.tolist(), stopped.tolist(), strict=True
+            ):
                 sampled[row].append(token)
                 logprobs[row].append(round(score, 6))
                 if stop:
@@ -147,7 +183,12 @@ class TransformersEngine:
             index = keep.nonzero().squeeze(-1)
             if len(index) < len(rows):
                 cache.batch_select_indices(index.to(device))
-                mask, positions, chosen, rows = mask[index.to(device)], positions[index.to(device)], chosen[index], rows[index]
+                mask, positions, chosen, rows = (
+                    mask[index.to(device)],
+                    positions[index.to(device)],
+                    chosen[index],
+                    rows[index],
+                )
             ids = chosen.unsqueeze(-1).to(device)
             mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=-1)
             positions = positions[:, -1:] + 1
@@ -163,12 +204,18 @@ class TransformersEngine:
 
 def _cache_keyword(base: PreTrainedModel) -> str:
     """What this transformers release calls the cache: `past_key_values` up to 5.23 or so, deprecated for `cache` by 5.24."""
-    return "cache" if "cache" in inspect.signature(type(base).forward).parameters else "past_key_values"
+    return (
+        "cache"
+        if "cache" in inspect.signature(type(base).forward).parameters
+        else "past_key_values"
+    )
 
 
 def _checked(request: Request) -> Request:
     if request.max_tokens < 1 or not request.context:
-        raise EngineError(f"row {request.key}: needs a context and room for one token, got {request.max_tokens}")
+        raise EngineError(
+            f"row {request.key}: needs a context and room for one token, got {request.max_tokens}"
+        )
     return request
 
 
@@ -176,5 +223,7 @@ def _uniforms(requests: Sequence[Request], width: int) -> torch.Tensor:
     """(rows, width) float64 in [0, 1): row i's numbers depend on `requests[i].key` alone."""
     numbers = torch.zeros(len(requests), width, dtype=torch.float64)
     for row, request in enumerate(requests):
-        numbers[row, : request.max_tokens] = torch.from_numpy(stream(*request.key).random(request.max_tokens))
+        numbers[row, : request.max_tokens] = torch.from_numpy(
+            stream(*request.key).random(request.max_tokens)
+        )
     return numbers

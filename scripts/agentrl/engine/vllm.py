@@ -22,7 +22,9 @@ from math import ceil, isfinite
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the trainer's process is the engine's: one GPU, no copy between them
+os.environ.setdefault(
+    "VLLM_ENABLE_V1_MULTIPROCESSING", "0"
+)  # the trainer's process is the engine's: one GPU, no copy between them
 os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it knows no seeds per row
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nothing leaves this machine
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -84,13 +86,30 @@ class VllmEngine:
     queue = 1024
     """Rows taken at once: far more than are decoded together, few enough to show progress."""
 
-    def __init__(self, folder: Path, section: Model, decoding: Decoding, stop_ids: Collection[int], beside: Beside | None = None) -> None:
-        self.section, self.decoding, self.stop_ids, self.beside = section, decoding, sorted(stop_ids), beside
+    def __init__(
+        self,
+        folder: Path,
+        section: Model,
+        decoding: Decoding,
+        stop_ids: Collection[int],
+        beside: Beside | None = None,
+    ) -> None:
+        self.section, self.decoding, self.stop_ids, self.beside = (
+            section,
+            decoding,
+            sorted(stop_ids),
+            beside,
+        )
         shape = read_json(folder / "config.json")
         self.vocabulary = int(shape["vocab_size"])
-        self.length = min(int(shape["max_position_embeddings"]), beside.length if beside else MAX_LENGTH)
+        self.length = min(
+            int(shape["max_position_embeddings"]), beside.length if beside else MAX_LENGTH
+        )
         self.adapter: LoRARequest | None = None
-        self._scratch = tempfile.TemporaryDirectory(prefix="policy-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)  # noqa: S108
+        self._scratch = tempfile.TemporaryDirectory(
+            prefix="policy-",
+            dir="/dev/shm" if Path("/dev/shm").is_dir() else None,  # noqa: S108
+        )
         self._served = self._steps = 0
         self._failure: str | None = None
         memory = _memory(folder, shape, section, beside, self.length)
@@ -108,15 +127,29 @@ class VllmEngine:
                 disable_log_stats=True,
                 trust_remote_code=False,
                 load_format="safetensors",
-                kernel_config={"enable_flashinfer_autotune": False},  # no kernel of FlashInfer's is used
+                kernel_config={
+                    "enable_flashinfer_autotune": False
+                },  # no kernel of FlashInfer's is used
                 **memory,
-                **({"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": _rank(beside.rank)} if beside else {}),
+                **(
+                    {
+                        "enable_lora": True,
+                        "max_loras": 1,
+                        "max_cpu_loras": 1,
+                        "max_lora_rank": _rank(beside.rank),
+                    }
+                    if beside
+                    else {}
+                ),
             )
             self.llm.apply_model(self._apply_temperature)
 
     def describe(self) -> dict[str, Any]:
         """Engine, versions, dtype, device and what changes numerics."""
-        numerics = {"dtype": f"torch.{self.section.dtype}", "batch_invariant": os.environ.get("VLLM_BATCH_INVARIANT", "0") == "1"}
+        numerics = {
+            "dtype": f"torch.{self.section.dtype}",
+            "batch_invariant": os.environ.get("VLLM_BATCH_INVARIANT", "0") == "1",
+        }
         versions = {"vllm": vllm.__version__, "torch": torch.__version__}
         return {"engine": self.name, "device": self.section.device, **numerics, **versions}
 
@@ -132,7 +165,10 @@ class VllmEngine:
         while rows:
             with self._faults(f"failed with {len(rows)} rows running", "see the log for the cause"):
                 finished = [output for output in self.llm.llm_engine.step() if output.finished]
-                samples = [(rows.pop(output.request_id), self._sample(output.outputs[0])) for output in finished]
+                samples = [
+                    (rows.pop(output.request_id), self._sample(output.outputs[0]))
+                    for output in finished
+                ]
             for row, sample in samples:
                 following = answer(row, sample)
                 if following is not None:
@@ -145,7 +181,9 @@ class VllmEngine:
             model: a PEFT model over this engine's checkpoint.
         """
         self._steps += 1
-        folder = Path(self._scratch.name) / "adapter"  # read at once, so the next step may write over it
+        folder = (
+            Path(self._scratch.name) / "adapter"
+        )  # read at once, so the next step may write over it
         with self._faults("did not take the adapter", "see the log for the cause"):
             model.save_pretrained(folder)
             self.adapter = LoRARequest(f"policy-{self._steps}", self._steps, str(folder))
@@ -155,19 +193,25 @@ class VllmEngine:
     def _add(self, request: Request) -> str:
         """Queue one request under a name of its own."""
         if request.max_tokens < 1 or not request.context:
-            raise EngineError(f"row {request.key}: needs a context and room for one token, got {request.max_tokens}")
+            raise EngineError(
+                f"row {request.key}: needs a context and room for one token, got {request.max_tokens}"
+            )
         if len(request.context) + request.max_tokens > self.length:
             raise EngineError(
                 f"row {request.key}: {len(request.context)} tokens and {request.max_tokens} to come exceed the engine's {self.length}; "
                 "shorten prompt or budget"
             )
         if not 0 <= min(request.context) <= max(request.context) < self.vocabulary:
-            raise EngineError(f"row {request.key}: an id is outside the vocabulary of {self.vocabulary}")
+            raise EngineError(
+                f"row {request.key}: an id is outside the vocabulary of {self.vocabulary}"
+            )
         self._served += 1
         name = str(self._served)
         with self._faults("did not take a row", "see the log for the cause"):
             prompt = {"prompt_token_ids": request.context}
-            self.llm.llm_engine.add_request(name, prompt, self._params(request), lora_request=self.adapter)
+            self.llm.llm_engine.add_request(
+                name, prompt, self._params(request), lora_request=self.adapter
+            )
         return name
 
     def _params(self, request: Request) -> vllm.SamplingParams:
@@ -213,7 +257,9 @@ class VllmEngine:
             yield
         except Exception as error:
             self._failure = what
-            raise EngineError(f"vllm engine {what}: {type(error).__name__}: {error}; {advice}") from error
+            raise EngineError(
+                f"vllm engine {what}: {type(error).__name__}: {error}; {advice}"
+            ) from error
 
 
 def _pass(length: int, beside: Beside | None) -> int:
@@ -229,17 +275,27 @@ def _rank(rank: int) -> int:
     try:
         return next(size for size in RANKS if size >= rank)
     except StopIteration:
-        raise EngineError(f"training.lora.r: {rank} is above vLLM's largest, {RANKS[-1]}; set model.engine to transformers") from None
+        raise EngineError(
+            f"training.lora.r: {rank} is above vLLM's largest, {RANKS[-1]}; set model.engine to transformers"
+        ) from None
 
 
 def cache_bytes(shape: dict[str, Any], section: Model, rows: int, length: int) -> int:
     """KV cache for so many rows at full length: 2 x layers x KV heads x head width x bytes of a number, per token."""
     heads = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
-    token = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * heads * (2 if section.dtype == "bfloat16" else 4)
+    token = (
+        2
+        * shape["num_hidden_layers"]
+        * shape["num_key_value_heads"]
+        * heads
+        * (2 if section.dtype == "bfloat16" else 4)
+    )
     return int(token * BLOCK * (rows * (ceil(length / BLOCK) + 1) + 1))
 
 
-def _memory(folder: Path, shape: dict[str, Any], section: Model, beside: Beside | None, length: int) -> dict[str, Any]:
+def _memory(
+    folder: Path, shape: dict[str, Any], section: Model, beside: Beside | None, length: int
+) -> dict[str, Any]:
     """Memory arguments of vLLM: a cache for every row at full length; without a trainer what is free, if that is less.
 
     More is not only wasted: vLLM lists the blocks of its cache one by one, 20 s for the 125 GiB of an H200 and a policy of 0.6 million

@@ -19,7 +19,12 @@ from agentrl.evidence.hashing import sha256
 RETENTION = "retention"
 ORDER = ("tasks", "items", "freeze", "policy")
 """Roles as they are compared: a changed budget is better named by the freeze than by the policy that the demo made for it."""
-WHAT = {"tasks": "the task set", "items": "the item set", "freeze": "the freeze", "policy": "the start policy"}
+WHAT = {
+    "tasks": "the task set",
+    "items": "the item set",
+    "freeze": "the freeze",
+    "policy": "the start policy",
+}
 
 
 class AdoptionError(StudyError, ValueError):
@@ -44,7 +49,11 @@ class Earlier:
         """The earlier study's own file for a role."""
         if role == "tasks":
             return self.study / "tasks" / self.measure.removeprefix("agent-") / "tasks.jsonl"
-        names = {"items": "retention/items.jsonl", "freeze": f"freeze/{self.measure}.json", "policy": "start/manifest.json"}
+        names = {
+            "items": "retention/items.jsonl",
+            "freeze": f"freeze/{self.measure}.json",
+            "policy": "start/manifest.json",
+        }
         return self.study / names[role]
 
     def check(self, inputs: Mapping[str, Path]) -> list[str]:
@@ -60,8 +69,14 @@ class Earlier:
         manifest = read_json(self.folder / "manifest.json")
         if "recorded" in manifest["inputs"]:
             own = self.folder / "recorded.json"
-            raise AdoptionError(f"{self.folder}: was itself taken from a recorded file; set baselines.retention to a copy of {own}")
-        self._equal("kind of evaluation", {"policy": "baseline", "stage": self._stage()}, {k: manifest[k] for k in ("policy", "stage")})
+            raise AdoptionError(
+                f"{self.folder}: was itself taken from a recorded file; set baselines.retention to a copy of {own}"
+            )
+        self._equal(
+            "kind of evaluation",
+            {"policy": "baseline", "stage": self._stage()},
+            {k: manifest[k] for k in ("policy", "stage")},
+        )
         for role in sorted(inputs, key=ORDER.index):
             if sha256(inputs[role]) != manifest["inputs"].get(role):
                 self._explain(role, inputs[role], manifest["inputs"].get(role))
@@ -90,14 +105,24 @@ class Earlier:
             read = _lines if role in ("tasks", "items") else read_json
             expected, found = read(mine), read(theirs)
             if role == "policy":  # its files say more than the recipe that made them
-                self._equal(WHAT[role], {"outputs": expected["outputs"]}, {"outputs": found["outputs"]})
+                self._equal(
+                    WHAT[role], {"outputs": expected["outputs"]}, {"outputs": found["outputs"]}
+                )
             self._equal(WHAT[role], expected, found)
-        raise self._refusal(f"{WHAT[role]} ({mine.name}; {theirs} is gone or changed, so no more can be told)", "", sha256(mine), recorded)
+        raise self._refusal(
+            f"{WHAT[role]} ({mine.name}; {theirs} is gone or changed, so no more can be told)",
+            "",
+            sha256(mine),
+            recorded,
+        )
 
 
 def _lines(path: Path) -> dict[str, Any]:
     """Line number, padded so that it sorts, -> record."""
-    return {f"line {number:05d}": json.loads(line) for number, line in enumerate(path.read_bytes().splitlines(), 1)}
+    return {
+        f"line {number:05d}": json.loads(line)
+        for number, line in enumerate(path.read_bytes().splitlines(), 1)
+    }
 
 
 def _short(value: object, limit: int = 100) -> str:

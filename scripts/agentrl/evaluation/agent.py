@@ -10,7 +10,13 @@ from agentrl.tasks.families import Task
 
 
 def episodes(
-    rollout: Rollout, tasks: Sequence[Task], trials: int, batch_size: int, policy: str, step: int, seed: int
+    rollout: Rollout,
+    tasks: Sequence[Task],
+    trials: int,
+    batch_size: int,
+    policy: str,
+    step: int,
+    seed: int,
 ) -> Iterator[list[Trajectory]]:
     """Play tasks x trials as one queue, one list of trajectories per batch.
 
@@ -24,7 +30,11 @@ def episodes(
         step: optimizer steps the policy has taken; like `policy` it names the episodes and draws nothing (`Key.stream`).
         seed: `decoding.seed`.
     """
-    queue = [(task, Key(policy, step, task.split, task.id, trial, seed)) for trial in range(trials) for task in tasks]
+    queue = [
+        (task, Key(policy, step, task.split, task.id, trial, seed))
+        for trial in range(trials)
+        for task in tasks
+    ]
     for batch in batched_list(queue, rows_at_once(rollout.engine, batch_size)):
         yield rollout.play([task for task, _ in batch], [key for _, key in batch])
 

@@ -75,7 +75,11 @@ def item_ids(path: str | Path) -> list[str]:
     """Item ids that a file names, in its order: a recorded baseline's, or one a line."""
     if is_recorded(str(path)):
         return [answer.item for answer in read(path).answers]
-    return [line.strip() for line in Path(path).read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    return [
+        line.strip()
+        for line in Path(path).read_text(encoding="utf-8-sig").splitlines()
+        if line.strip()
+    ]
 
 
 def named(items: Sequence[Item], path: str | Path, section: Retention) -> list[Item]:
@@ -84,7 +88,9 @@ def named(items: Sequence[Item], path: str | Path, section: Retention) -> list[I
     try:
         wanted = validate({**_plain(section), "ids": ids}, Retention, str(path))
     except ConfigError as error:
-        raise RecordedError(f"{path}: cannot choose the items: {str(error).splitlines()[-1].strip()}") from None
+        raise RecordedError(
+            f"{path}: cannot choose the items: {str(error).splitlines()[-1].strip()}"
+        ) from None
     return select(list(items), wanted, str(path))
 
 
@@ -100,11 +106,18 @@ class Import:
     """
 
     def __init__(
-        self, path: str | Path, start: Mapping[str, Any], frozen: Mapping[str, Any], items: Sequence[Item], chat: ChatProtocol
+        self,
+        path: str | Path,
+        start: Mapping[str, Any],
+        frozen: Mapping[str, Any],
+        items: Sequence[Item],
+        chat: ChatProtocol,
     ) -> None:
         self.path, self.content = path, read(path)
         self.start, self.frozen, self.items, self.chat = start, frozen, items, chat
-        self.section = validate(frozen["config"]["retention"], Retention, "freeze/retention.json, section retention")
+        self.section = validate(
+            frozen["config"]["retention"], Retention, "freeze/retention.json, section retention"
+        )
 
     def answers(self, engine: str) -> list[Answer]:
         """The study's own records of the recorded outputs.
@@ -116,31 +129,60 @@ class Import:
             RecordedError: at the first thing that is not this study's.
         """
         self._equal("engine", engine, self.content.engine)
-        self._equal("checkpoint", checkpoint_files(self.start, self.frozen), self.content.checkpoint)
+        self._equal(
+            "checkpoint", checkpoint_files(self.start, self.frozen), self.content.checkpoint
+        )
         self._equal("tokenizer", self.frozen["folders"]["tokenizer"], self.content.tokenizer)
         for key in ("system", "prompt", "decoding", "max_tokens"):
             self._equal(key, _plain(self.section)[key], _plain(self.content)[key])
         wanted = [item.id for item in self.items]
         given = [answer.item for answer in self.content.answers]
         for number, item in enumerate(wanted):
-            self._equal(f"answers.{number}.item", item, given[number] if number < len(given) else "the end of the file")
+            self._equal(
+                f"answers.{number}.item",
+                item,
+                given[number] if number < len(given) else "the end of the file",
+            )
         self._equal("answers", f"{len(wanted)} items", f"{len(given)} items")
-        return [self._answer(n, item, answer) for n, (item, answer) in enumerate(zip(self.items, self.content.answers, strict=True))]
+        return [
+            self._answer(n, item, answer)
+            for n, (item, answer) in enumerate(zip(self.items, self.content.answers, strict=True))
+        ]
 
     def _answer(self, number: int, item: Item, given: RecordedAnswer) -> Answer:
-        where, ids, limit = f"answers.{number} ({item.id})", list(given.ids), self.section.max_tokens
+        where, ids, limit = (
+            f"answers.{number} ({item.id})",
+            list(given.ids),
+            self.section.max_tokens,
+        )
         prompt = self.chat.prompt(messages(self.section, item.question), tools=False)
         if given.prompt_ids is not None:
             self._equal(f"{where}: prompt_ids", prompt, list(given.prompt_ids))
         stops = [place for place, token in enumerate(ids) if token in self.chat.stop_ids]
-        if stops not in ([], [len(ids) - 1]) or len(ids) > limit or (not stops and len(ids) < limit):
-            expected = f"one output that ends with a stop id or fills {limit} tokens, without padding"
+        if (
+            stops not in ([], [len(ids) - 1])
+            or len(ids) > limit
+            or (not stops and len(ids) < limit)
+        ):
+            expected = (
+                f"one output that ends with a stop id or fills {limit} tokens, without padding"
+            )
             self._refuse(f"{where}: ids", expected, f"{len(ids)} ids, stop ids at {stops}")
         if given.logprobs is not None:
             self._equal(f"{where}: logprobs", f"{len(ids)} values", f"{len(given.logprobs)} values")
         logprobs = None if given.logprobs is None else list(given.logprobs)
         finish = "stop" if stops else "length"
-        return score(item, POLICY, self.start["steps"], self.section.decoding.seed, prompt, ids, logprobs, finish, self.chat.decode(ids))
+        return score(
+            item,
+            POLICY,
+            self.start["steps"],
+            self.section.decoding.seed,
+            prompt,
+            ids,
+            logprobs,
+            finish,
+            self.chat.decode(ids),
+        )
 
     def _equal(self, what: str, expected: Any, found: Any) -> None:
         if (place := first_difference(expected, found, what)) is not None:
@@ -155,8 +197,14 @@ class Import:
 
 def checkpoint_files(start: Mapping[str, Any], frozen: Mapping[str, Any]) -> dict[str, str]:
     """The start checkpoint's files but the tokenizer's, which the freeze lists, with their sha256."""
-    files = {name.removeprefix("model/"): digest for name, digest in start["outputs"].items() if name.startswith("model/")}
-    return {name: digest for name, digest in files.items() if name not in frozen["folders"]["tokenizer"]}
+    files = {
+        name.removeprefix("model/"): digest
+        for name, digest in start["outputs"].items()
+        if name.startswith("model/")
+    }
+    return {
+        name: digest for name, digest in files.items() if name not in frozen["folders"]["tokenizer"]
+    }
 
 
 def _plain(section: Section) -> dict[str, Any]:

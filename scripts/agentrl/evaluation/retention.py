@@ -16,12 +16,20 @@ from typing import Any, Literal
 
 from agentrl.evaluation.settings import Retention, RetentionPrompt
 from agentrl.evidence.errors import StudyError
-from agentrl.rollout.chat import MAX_ANSWER_DIGITS, ChatProtocol, outside_thinking, parse_turn, turn_body
+from agentrl.rollout.chat import (
+    MAX_ANSWER_DIGITS,
+    ChatProtocol,
+    outside_thinking,
+    parse_turn,
+    turn_body,
+)
 from agentrl.rollout.sampler import Engine, Request, rows_at_once
 from agentrl.rollout.seeding import stream
 
 MGSM_COMMIT = "452a21ad3dae5668c06ceeac21ff073e1e40f9be"
-MGSM_SOURCE = f"https://raw.githubusercontent.com/google-research/url-nlp/{MGSM_COMMIT}/mgsm/mgsm_de.tsv"
+MGSM_SOURCE = (
+    f"https://raw.githubusercontent.com/google-research/url-nlp/{MGSM_COMMIT}/mgsm/mgsm_de.tsv"
+)
 MGSM_SHA256 = "4dfea30fede44b813e2e496f5f0534049e83c7cc8aed6e00600b30ec62053626"
 _NUMBER = re.compile(r"(?:(?<!\w)-)?\d[\d.,]*")
 """A hyphen behind a letter or digit (20-5, Seite 3-4) is no sign."""
@@ -67,7 +75,12 @@ class Answer:
 
 
 def answers(
-    engine: Engine, chat: ChatProtocol, items: Sequence[Item], section: Retention, policy: str, step: int
+    engine: Engine,
+    chat: ChatProtocol,
+    items: Sequence[Item],
+    section: Retention,
+    policy: str,
+    step: int,
 ) -> Iterator[list[Answer]]:
     """Answer every item once, in batches of one shape (or the engine's own queue)."""
     size = rows_at_once(engine, section.batch_size)
@@ -75,9 +88,21 @@ def answers(
         batch = items[start : start + size]
         prompts = [chat.prompt(messages(section, item.question), tools=False) for item in batch]
         keys = [stream_key(section.decoding.seed, item.id) for item in batch]
-        samples = engine.generate([Request(p, section.max_tokens, k) for p, k in zip(prompts, keys, strict=True)])
+        samples = engine.generate(
+            [Request(p, section.max_tokens, k) for p, k in zip(prompts, keys, strict=True)]
+        )
         yield [
-            score(item, policy, step, section.decoding.seed, prompt, sample.ids, sample.logprobs, sample.finish, chat.decode(sample.ids))
+            score(
+                item,
+                policy,
+                step,
+                section.decoding.seed,
+                prompt,
+                sample.ids,
+                sample.logprobs,
+                sample.finish,
+                chat.decode(sample.ids),
+            )
             for item, prompt, sample in zip(batch, prompts, samples, strict=True)
         ]
 
@@ -88,13 +113,23 @@ def stream_key(seed: int, item: str) -> tuple[str | int, ...]:
 
 
 def score(
-    item: Item, policy: str, step: int, seed: int, prompt: list[int], ids: list[int], logprobs: list[float] | None, finish: Any, text: str
+    item: Item,
+    policy: str,
+    step: int,
+    seed: int,
+    prompt: list[int],
+    ids: list[int],
+    logprobs: list[float] | None,
+    finish: Any,
+    text: str,
 ) -> Answer:
     """Both scores of one output. An output cut by the limit has no strict answer."""
     strict = strict_answer(text) if finish == "stop" else None
     flexible = flexible_answer(text)
     right, loose = strict == item.answer, flexible == item.answer
-    return Answer(policy, step, item.id, seed, prompt, ids, logprobs, finish, strict, flexible, right, loose)
+    return Answer(
+        policy, step, item.id, seed, prompt, ids, logprobs, finish, strict, flexible, right, loose
+    )
 
 
 def measures(rows: Iterable[Answer], planned: int) -> dict[str, int]:
@@ -119,13 +154,18 @@ def measures(rows: Iterable[Answer], planned: int) -> dict[str, int]:
 
 def write_items(path: Path, items: Sequence[Item]) -> None:
     """One JSON object a line."""
-    path.write_text("".join(json.dumps(asdict(item), ensure_ascii=False) + "\n" for item in items), encoding="utf-8")
+    path.write_text(
+        "".join(json.dumps(asdict(item), ensure_ascii=False) + "\n" for item in items),
+        encoding="utf-8",
+    )
 
 
 def read_items(path: Path) -> list[Item]:
     """Inverse of `write_items`. Raises `RetentionError` naming file and line."""
     items: list[Item] = []
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):  # text would also break at U+2028 inside a question
+    for number, line in enumerate(
+        path.read_bytes().splitlines(keepends=True), 1
+    ):  # text would also break at U+2028 inside a question
         try:
             item = Item(**json.loads(line.decode("utf-8")))
             if not line.endswith(b"\n"):
@@ -133,14 +173,19 @@ def read_items(path: Path) -> list[Item]:
             if type(item.answer) is not int or item.id in {other.id for other in items}:
                 raise ValueError("answer must be an integer and the id new")
         except (ValueError, TypeError) as error:
-            raise RetentionError(f"{path}, line {number}: not a retention item ({error}); delete the file and rerun the rule") from None
+            raise RetentionError(
+                f"{path}, line {number}: not a retention item ({error}); delete the file and rerun the rule"
+            ) from None
         items.append(item)
     return items
 
 
 def messages(section: RetentionPrompt, question: str) -> list[dict[str, str]]:
     """The frozen prompt of one item."""
-    return [{"role": "system", "content": section.system}, {"role": "user", "content": section.prompt.replace("{question}", question)}]
+    return [
+        {"role": "system", "content": section.system},
+        {"role": "user", "content": section.prompt.replace("{question}", question)},
+    ]
 
 
 def mgsm_items(path: str | Path | None, cache: Path) -> list[Item]:
@@ -157,13 +202,20 @@ def mgsm_items(path: str | Path | None, cache: Path) -> list[Item]:
     if path is None and not file.exists():
         _fetch(file)
     if not file.is_file():
-        raise RetentionError(f"{file}: not found; set retention.path to a copy of mgsm_de.tsv, or null to fetch it")
+        raise RetentionError(
+            f"{file}: not found; set retention.path to a copy of mgsm_de.tsv, or null to fetch it"
+        )
     content = file.read_bytes()
     found = hashlib.sha256(content).hexdigest()
     if found != MGSM_SHA256:
-        raise RetentionError(f"{file}: sha256 {found}, expected {MGSM_SHA256} (MGSM German at {MGSM_COMMIT[:12]}); get the file anew")
+        raise RetentionError(
+            f"{file}: sha256 {found}, expected {MGSM_SHA256} (MGSM German at {MGSM_COMMIT[:12]}); get the file anew"
+        )
     rows = [line.split("\t") for line in content.decode("utf-8").splitlines()]
-    return [Item(f"mgsm-de-{n:03d}", question, int(answer.replace(",", ""))) for n, (question, answer) in enumerate(rows, 1)]
+    return [
+        Item(f"mgsm-de-{n:03d}", question, int(answer.replace(",", "")))
+        for n, (question, answer) in enumerate(rows, 1)
+    ]
 
 
 def _fetch(file: Path) -> None:
@@ -173,7 +225,9 @@ def _fetch(file: Path) -> None:
         with urllib.request.urlopen(MGSM_SOURCE, timeout=_FETCH_SECONDS) as answer:
             partial.write_bytes(answer.read())
     except OSError as error:
-        raise RetentionError(f"{MGSM_SOURCE}: cannot be fetched ({error}); download it elsewhere and set retention.path") from None
+        raise RetentionError(
+            f"{MGSM_SOURCE}: cannot be fetched ({error}); download it elsewhere and set retention.path"
+        ) from None
     partial.replace(file)
 
 
@@ -183,10 +237,14 @@ def select(items: list[Item], section: Retention, origin: str = "retention.ids")
         known = {item.id: item for item in items}
         missing = [i for i in section.ids if i not in known]
         if missing:
-            raise RetentionError(f"{origin}: {missing[0]!r} is no item of {section.source} (known: {items[0].id} to {items[-1].id})")
+            raise RetentionError(
+                f"{origin}: {missing[0]!r} is no item of {section.source} (known: {items[0].id} to {items[-1].id})"
+            )
         return [known[i] for i in section.ids]
     if section.items > len(items):
-        raise RetentionError(f"retention.items: {section.items} wanted, {section.source} has {len(items)}")
+        raise RetentionError(
+            f"retention.items: {section.items} wanted, {section.source} has {len(items)}"
+        )
     chosen = stream("retention", section.seed).permutation(len(items))[: section.items]
     return [items[i] for i in sorted(chosen)]
 
@@ -198,7 +256,11 @@ def strict_answer(text: str) -> int | None:
 
 def flexible_answer(text: str) -> int | None:
     """The last integer-valued number outside thinking, whatever surrounds it; None if there is none."""
-    numbers = [value for match in _NUMBER.findall(outside_thinking(turn_body(text))) if (value := _integer(match)) is not None]
+    numbers = [
+        value
+        for match in _NUMBER.findall(outside_thinking(turn_body(text)))
+        if (value := _integer(match)) is not None
+    ]
     return numbers[-1] if numbers else None
 
 

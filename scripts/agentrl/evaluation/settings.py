@@ -28,7 +28,9 @@ class RetentionPrompt(Section):
     @model_validator(mode="after")
     def _one_question(self) -> "RetentionPrompt":
         if (found := self.prompt.count("{question}")) != 1:
-            raise ValueError(f"prompt must contain {{question}} exactly once, found {found} times in {self.prompt!r}")
+            raise ValueError(
+                f"prompt must contain {{question}} exactly once, found {found} times in {self.prompt!r}"
+            )
         return self
 
 
@@ -63,7 +65,9 @@ class Retention(RetentionPrompt):
         if self.ids is not None and len(self.ids) != self.items:
             raise ValueError(f"ids names {len(self.ids)} items, items says {self.items}")
         if self.ids is not None and len(set(self.ids)) != len(self.ids):
-            raise ValueError(f"ids repeat: {sorted({i for i in self.ids if self.ids.count(i) > 1})}")
+            raise ValueError(
+                f"ids repeat: {sorted({i for i in self.ids if self.ids.count(i) > 1})}"
+            )
         return self
 
 

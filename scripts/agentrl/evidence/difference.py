@@ -13,6 +13,8 @@ def first_difference(expected: Any, found: Any, path: str = "") -> tuple[str, An
         return None if expected == found else (path, expected, found)
     for key in sorted({*expected, *found}):
         inner = f"{path}.{key}" if path else str(key)
-        if (place := first_difference(expected.get(key, ABSENT), found.get(key, ABSENT), inner)) is not None:
+        if (
+            place := first_difference(expected.get(key, ABSENT), found.get(key, ABSENT), inner)
+        ) is not None:
             return place
     return None

@@ -21,7 +21,9 @@ def check_files(folder: str | Path, expected: Mapping[str, str], source: str | P
     folder = Path(folder)
     for name in expected:
         if not (folder / name).is_file():
-            raise ManifestError(f"{folder / name}: missing, but recorded in {source}; rerun the stage that wrote it")
+            raise ManifestError(
+                f"{folder / name}: missing, but recorded in {source}; rerun the stage that wrote it"
+            )
     for name, found in hash_files(folder, list(expected)).items():
         if found != expected[name]:
             raise ManifestError(
@@ -54,6 +56,10 @@ def read_json(path: str | Path) -> Any:
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ManifestError(f"{path}: cannot be read ({error.strerror}); rerun the stage that writes it") from None
+        raise ManifestError(
+            f"{path}: cannot be read ({error.strerror}); rerun the stage that writes it"
+        ) from None
     except ValueError as error:
-        raise ManifestError(f"{path}: not JSON ({error}); delete it and rerun the stage that writes it") from None
+        raise ManifestError(
+            f"{path}: not JSON ({error}); delete it and rerun the stage that writes it"
+        ) from None

@@ -55,7 +55,10 @@ def upstream(stage: str) -> dict[str, str]:
 
 
 def freeze(
-    stage: str, files: Mapping[str, Path], folders: Mapping[str, tuple[Path, list[str]]], config: Mapping[str, Any]
+    stage: str,
+    files: Mapping[str, Path],
+    folders: Mapping[str, tuple[Path, list[str]]],
+    config: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Content of one freeze file.
 
@@ -89,17 +92,27 @@ class Frozen:
     def check(self, files: Mapping[str, str | Path], folders: Mapping[str, Path]) -> None:
         """Compare what the stage was given, and the installed upstream code, with the freeze. Raises `FreezeError` or `ManifestError`."""
         for role, path in files.items():
-            self._equal(f"{role} ({path})", self.content["files"][role], _digest(path), "restore the file, or rerun from the freeze on")
+            self._equal(
+                f"{role} ({path})",
+                self.content["files"][role],
+                _digest(path),
+                "restore the file, or rerun from the freeze on",
+            )
         for role, folder in folders.items():
             check_files(folder, self.content["folders"][role], self.path)
         for name, expected in self.content["upstream"].items():
             self._equal(
-                f"installed {name}", expected, _digest(_installed(name)), "use the environment the study was frozen with, or freeze anew"
+                f"installed {name}",
+                expected,
+                _digest(_installed(name)),
+                "use the environment the study was frozen with, or freeze anew",
             )
 
     def _equal(self, what: str, expected: str, found: str, advice: str) -> None:
         if expected != found:
-            raise FreezeError(f"{what}: differs from {self.path} (expected sha256 {expected}, found {found}); {advice}")
+            raise FreezeError(
+                f"{what}: differs from {self.path} (expected sha256 {expected}, found {found}); {advice}"
+            )
 
 
 def present(folder: Path, names: Iterable[str]) -> list[str]:
@@ -115,5 +128,7 @@ def _installed(name: str) -> Path:
     package, _, rest = name.partition("/")
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise FreezeError(f"package {package!r} is not installed, but {name} is frozen; install the pinned requirements")
+        raise FreezeError(
+            f"package {package!r} is not installed, but {name} is frozen; install the pinned requirements"
+        )
     return Path(next(iter(spec.submodule_search_locations))) / rest

@@ -46,7 +46,9 @@ def remembered_sha256(path: str | Path, cache: Path = _CACHE) -> str:
     return digest
 
 
-def hash_files(folder: str | Path, names: Sequence[str] | None = None, *, fresh: bool = False) -> dict[str, str]:
+def hash_files(
+    folder: str | Path, names: Sequence[str] | None = None, *, fresh: bool = False
+) -> dict[str, str]:
     """Relative path -> sha256 of `names`, or of everything below `folder`; in parallel, for hashlib frees the interpreter lock.
 
     Args:
@@ -55,7 +57,11 @@ def hash_files(folder: str | Path, names: Sequence[str] | None = None, *, fresh:
         fresh: read large files even if their digest is remembered.
     """
     folder = Path(folder)
-    chosen = sorted(names if names is not None else (p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()))
+    chosen = sorted(
+        names
+        if names is not None
+        else (p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+    )
     digest = sha256 if fresh else remembered_sha256
     with ThreadPoolExecutor() as pool:
         return dict(zip(chosen, pool.map(lambda name: digest(folder / name), chosen), strict=True))

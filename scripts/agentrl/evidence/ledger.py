@@ -36,14 +36,25 @@ def record(ledger: Path, study: str, policy: str, *, split: str, model: str, man
     Returns:
         Whether a line was added; False where this very look is recorded already.
     """
-    identity = {"split": split, "study": study, "policy": policy, "arm": policy.split("/")[0], "model": model, "evaluation": manifest}
+    identity = {
+        "split": split,
+        "study": study,
+        "policy": policy,
+        "arm": policy.split("/")[0],
+        "model": model,
+        "evaluation": manifest,
+    }
     ledger.parent.mkdir(parents=True, exist_ok=True)
     with open(ledger, "a+", encoding="utf-8") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         stream.seek(0)
         if any(_same(line, identity) for line in _parse(ledger, stream.read())):
             return False
-        line = {**identity, "commit": commit(), "time": datetime.now(UTC).isoformat(timespec="seconds")}
+        line = {
+            **identity,
+            "commit": commit(),
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
         stream.write(json.dumps(line, sort_keys=True) + "\n")
         stream.flush()
         os.fsync(stream.fileno())
@@ -54,7 +65,11 @@ def looks(ledger: Path, split: str) -> list[dict[str, Any]]:
     """Every recorded look at one split, oldest first; empty without a ledger."""
     if not ledger.is_file():
         return []
-    return [line for line in _parse(ledger, ledger.read_text(encoding="utf-8")) if line["split"] == split]
+    return [
+        line
+        for line in _parse(ledger, ledger.read_text(encoding="utf-8"))
+        if line["split"] == split
+    ]
 
 
 def sentences(found: list[dict[str, Any]], study: str) -> list[str]:
@@ -67,14 +82,22 @@ def sentences(found: list[dict[str, Any]], study: str) -> list[str]:
     candidates = [line for line in found if line["policy"] != "baseline"]
     mine = [line for line in candidates if line["study"] == study]
     others = sorted({line["study"] for line in candidates} - {study})
-    versions = len({(line["policy"], line["model"]) for line in mine}) - len({line["policy"] for line in mine})
-    told = [f"This test split was looked at {len(found)} times, {len(mine)} of them for candidates of this study."]
+    versions = len({(line["policy"], line["model"]) for line in mine}) - len(
+        {line["policy"] for line in mine}
+    )
+    told = [
+        f"This test split was looked at {len(found)} times, {len(mine)} of them for candidates of this study."
+    ]
     if others:
-        told.append(f"Candidates of other studies were seen on it before or since: {', '.join(others)}.")
+        told.append(
+            f"Candidates of other studies were seen on it before or since: {', '.join(others)}."
+        )
     if versions:
         told.append(f"{versions} earlier versions of this study's candidates were seen on it.")
     if others or versions:
-        told.append("WARNING: an arm may have been chosen after such a look; judge it on a fresh split (another tasks.seed).")
+        told.append(
+            "WARNING: an arm may have been chosen after such a look; judge it on a fresh split (another tasks.seed)."
+        )
     return told
 
 
@@ -90,6 +113,8 @@ def _parse(ledger: Path, text: str) -> list[dict[str, Any]]:
             if not isinstance(row, dict) or "split" not in row:
                 raise ValueError("no look")
         except ValueError:
-            raise LedgerError(f"{ledger}, line {number}: not a ledger line; restore the file from a backup, or move it away") from None
+            raise LedgerError(
+                f"{ledger}, line {number}: not a ledger line; restore the file from a backup, or move it away"
+            ) from None
         found.append(row)
     return found

@@ -11,7 +11,20 @@ from typing import Any
 
 from agentrl.evidence.hashing import remembered_sha256
 
-PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "numpy", "pandas", "scipy", "snakemake", "vllm")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "datasets",
+    "accelerate",
+    "tokenizers",
+    "numpy",
+    "pandas",
+    "scipy",
+    "snakemake",
+    "vllm",
+)
 DIGEST_VARIABLE = "AGENTRL_CONTAINER_DIGEST"
 """Set by a profile that starts jobs in an image it knows by digest."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -39,12 +52,21 @@ def commit() -> str | None:
 def host_class() -> dict[str, Any]:
     """What kind of machine this is; not which one."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30
-    return {"platform": platform.platform(), "processor": _processor(), "cpus": os.cpu_count(), "memory_gib": memory}
+    return {
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cpus": os.cpu_count(),
+        "memory_gib": memory,
+    }
 
 
 def _processor() -> str:
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+        found = re.search(
+            r"^model name\s*:\s*(.+)$",
+            Path("/proc/cpuinfo").read_text(encoding="utf-8"),
+            re.MULTILINE,
+        )
     except OSError:
         return platform.machine()
     return found[1] if found else platform.machine()
@@ -64,9 +86,14 @@ def container(root: Path = Path("/")) -> dict[str, str]:
     image = os.environ.get("APPTAINER_CONTAINER") or os.environ.get("SINGULARITY_CONTAINER")
     if image is not None:
         known = Path(image).is_file()
-        return {"digest": f"sha256:{remembered_sha256(image)}" if known else "unknown", "source": "Apptainer image"}
+        return {
+            "digest": f"sha256:{remembered_sha256(image)}" if known else "unknown",
+            "source": "Apptainer image",
+        }
     podman = root / "run" / ".containerenv"
-    if podman.is_file() and (found := re.search(r'imageid="([0-9a-f]{64})"', podman.read_text(encoding="utf-8"))):
+    if podman.is_file() and (
+        found := re.search(r'imageid="([0-9a-f]{64})"', podman.read_text(encoding="utf-8"))
+    ):
         return {"digest": f"sha256:{found[1]}", "source": "/run/.containerenv"}
     if podman.exists() or (root / ".dockerenv").exists() or _in_container_cgroup(root):
         return {"digest": "unknown", "source": "runtime files"}
@@ -111,7 +138,14 @@ def _installed(name: str) -> str | None:
 
 def _git(*arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, cwd=Path(__file__).parent, check=True)
+        done = subprocess.run(
+            ["git", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            cwd=Path(__file__).parent,
+            check=True,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

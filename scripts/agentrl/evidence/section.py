@@ -39,7 +39,9 @@ def validate(raw: Mapping[str, Any], model: type[T], origin: str = "config") -> 
     try:
         return model.model_validate_json(json.dumps(raw))
     except TypeError as error:  # a YAML tag such as !!set or !!timestamp
-        raise ConfigError(f"{origin} is not valid: {error}; use mappings, lists, strings, numbers, true, false and null") from None
+        raise ConfigError(
+            f"{origin} is not valid: {error}; use mappings, lists, strings, numbers, true, false and null"
+        ) from None
     except ValidationError as error:
         lines = [f"  {_path(e['loc'])}: {_message(e)}" for e in _innermost(error.errors())]
         raise ConfigError("\n".join([f"{origin} is not valid:", *lines])) from None
@@ -48,7 +50,11 @@ def validate(raw: Mapping[str, Any], model: type[T], origin: str = "config") -> 
 def _innermost(errors: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Without errors that only follow from one inside: pydantic calls a list whose items are refused too short as well."""
     places = [error["loc"] for error in errors]
-    return [e for e in errors if not any(len(p) > len(e["loc"]) and p[: len(e["loc"])] == e["loc"] for p in places)]
+    return [
+        e
+        for e in errors
+        if not any(len(p) > len(e["loc"]) and p[: len(e["loc"])] == e["loc"] for p in places)
+    ]
 
 
 def _path(loc: tuple[int | str, ...]) -> str:

@@ -42,7 +42,12 @@ def closure(command: str) -> tuple[str, ...]:
 @cache
 def code_digest(command: str) -> str:
     """Canonical JSON of file -> sha256 of its bytes over a command's closure: for the record, where it is compared with the commit."""
-    return json.dumps({name: hashlib.sha256((SCRIPTS / name).read_bytes()).hexdigest() for name in closure(command)})
+    return json.dumps(
+        {
+            name: hashlib.sha256((SCRIPTS / name).read_bytes()).hexdigest()
+            for name in closure(command)
+        }
+    )
 
 
 def code_params(command: str) -> list[str]:
@@ -121,7 +126,9 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
     """Every statement below a node. Not `ast.walk`: it visits expressions too, which took half of a plan's time."""
     for block in ("body", "orelse", "finalbody", "handlers", "cases"):
         inner = getattr(node, block, ())
-        for statement in inner if isinstance(inner, list) else ():  # a lambda's body is an expression
+        for statement in (
+            inner if isinstance(inner, list) else ()
+        ):  # a lambda's body is an expression
             yield statement
             yield from _statements(statement)
 

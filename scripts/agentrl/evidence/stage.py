@@ -42,7 +42,9 @@ def locked(folder: str | Path) -> Iterator[None]:
             except BlockingIOError:
                 _log.info("%s: another process is writing here; waiting for it to end", folder)
                 fcntl.flock(stream, fcntl.LOCK_EX)
-            if _still_there(path, stream):  # a run that has published its results removes its folder, lock file included
+            if _still_there(
+                path, stream
+            ):  # a run that has published its results removes its folder, lock file included
                 yield
                 return
 
@@ -64,7 +66,11 @@ class Stage:
         """Measurements for the provenance, e.g. tokens per second; never part of the manifest."""
 
     def manifest(
-        self, inputs: Mapping[str, str | Path], outputs: list[str], config: Mapping[str, Any], facts: Mapping[str, Any] | None = None
+        self,
+        inputs: Mapping[str, str | Path],
+        outputs: list[str],
+        config: Mapping[str, Any],
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
         """Write `manifest.json` and `provenance.json` of a stage that has succeeded.
 
@@ -92,7 +98,12 @@ class Stage:
 
     def status(self, state: str, error: str | None = None) -> None:
         """Write `status.json`: started, failed with the error, or done."""
-        record = {"state": state, "command": self.command, "started": self.began, "seconds": round(time.monotonic() - self.clock, 2)}
+        record = {
+            "state": state,
+            "command": self.command,
+            "started": self.began,
+            "seconds": round(time.monotonic() - self.clock, 2),
+        }
         write_json(self.folder / "status.json", record | ({"error": error} if error else {}))
 
     def _provenance(self) -> dict[str, Any]:

@@ -35,9 +35,18 @@ class WorkFolder:
         facts: what else must not change between a run and its resumption, e.g. the engine that samples.
     """
 
-    def __init__(self, path: Path, inputs: Sequence[Path], seed: int, command: str, **facts: str) -> None:
-        self.key = {**{file.name: sha256(file) for file in inputs}, "seed": seed, "code": code_digest(command), **facts}
-        self.path = path / hashlib.sha256(json.dumps(self.key, sort_keys=True).encode()).hexdigest()[:16]
+    def __init__(
+        self, path: Path, inputs: Sequence[Path], seed: int, command: str, **facts: str
+    ) -> None:
+        self.key = {
+            **{file.name: sha256(file) for file in inputs},
+            "seed": seed,
+            "code": code_digest(command),
+            **facts,
+        }
+        self.path = (
+            path / hashlib.sha256(json.dumps(self.key, sort_keys=True).encode()).hexdigest()[:16]
+        )
         self.resumed = 0
         """Step the run was resumed from."""
         self._stack = ExitStack()
@@ -48,7 +57,9 @@ class WorkFolder:
         if (self.path / KEY).exists():
             found = read_json(self.path / KEY)
             if found != self.key:
-                wrong = sorted(name for name in {*found, *self.key} if found.get(name) != self.key.get(name))
+                wrong = sorted(
+                    name for name in {*found, *self.key} if found.get(name) != self.key.get(name)
+                )
                 self._stack.close()
                 raise WorkError(
                     f"{self.path}: work folder of another freeze ({wrong[0]}: expected {self.key.get(wrong[0])}, found "

@@ -13,7 +13,13 @@ from agentrl.evidence.errors import StudyError
 from agentrl.evidence.files import check_files, read_json
 from agentrl.judgement.settings import Statistics
 from agentrl.rollout import trajectory
-from agentrl.statistics.paired import item_bootstrap, mcnemar_exact, paired, sign_flip, zero_drop_gate
+from agentrl.statistics.paired import (
+    item_bootstrap,
+    mcnemar_exact,
+    paired,
+    sign_flip,
+    zero_drop_gate,
+)
 
 AGENT, RETENTION = "agent", "retention"
 BASELINE = "baseline"
@@ -44,19 +50,36 @@ def load(folder: Path) -> Evaluation:
     """Read `{policy}/{measure}/` with its manifest. Raises `ManifestError` where a file is not the recorded one."""
     manifest = read_json(folder / "manifest.json")
     check_files(folder, manifest["outputs"], folder / "manifest.json")
-    if tuple(manifest["policy"].split("/")) != folder.parts[-1 - len(manifest["policy"].split("/")) : -1]:
-        raise ComparisonError(f"{folder}: holds the evaluation of {manifest['policy']}; every policy's records lie in its own folder")
+    if (
+        tuple(manifest["policy"].split("/"))
+        != folder.parts[-1 - len(manifest["policy"].split("/")) : -1]
+    ):
+        raise ComparisonError(
+            f"{folder}: holds the evaluation of {manifest['policy']}; every policy's records lie in its own folder"
+        )
     policy, keys = manifest["policy"], ["item", "trial"]
     if folder.name == RETENTION:
-        return Evaluation(policy, RETENTION, manifest, pd.DataFrame(retention_rows(folder / "answers.jsonl"), columns=[*keys, "score"]))
-    table = pd.DataFrame(agent_rows(folder / "episodes.jsonl"), columns=[*keys, "score", "workflow", "answer"])
-    return Evaluation(policy, folder.name, manifest, table[[*keys, "score"]], table[[*keys, "workflow", "answer"]])
+        return Evaluation(
+            policy,
+            RETENTION,
+            manifest,
+            pd.DataFrame(retention_rows(folder / "answers.jsonl"), columns=[*keys, "score"]),
+        )
+    table = pd.DataFrame(
+        agent_rows(folder / "episodes.jsonl"), columns=[*keys, "score", "workflow", "answer"]
+    )
+    return Evaluation(
+        policy, folder.name, manifest, table[[*keys, "score"]], table[[*keys, "workflow", "answer"]]
+    )
 
 
 def agent_rows(path: Path) -> list[tuple[str, int, int, int, int]]:
     """(task, trial, strict success, valid workflow, correct answer) of every episode."""
     found = ((t.key, t.outcome) for t in trajectory.read(path))
-    return [(key.task, key.trial, int(o.strict), int(o.workflow), int(o.answer_correct)) for key, o in found]
+    return [
+        (key.task, key.trial, int(o.strict), int(o.workflow), int(o.answer_correct))
+        for key, o in found
+    ]
 
 
 def retention_rows(path: Path) -> list[tuple[str, int, int]]:
@@ -86,7 +109,9 @@ def compare(baseline: Evaluation, candidate: Evaluation, settings: Statistics) -
         "ties": pair.ties,
         "interval": asdict(interval),
         "mcnemar_p": mcnemar_exact(pair.wins, pair.losses) if pair.trials == 1 else None,
-        "sign_flip": asdict(sign_flip(pair.differences, seed=settings.seed)) if pair.trials > 1 else None,
+        "sign_flip": asdict(sign_flip(pair.differences, seed=settings.seed))
+        if pair.trials > 1
+        else None,
     }
     if candidate.measure == RETENTION:
         result["zero_drop_gate"] = asdict(zero_drop_gate(pair))
@@ -107,22 +132,44 @@ def composition(baseline: pd.DataFrame, candidate: pd.DataFrame) -> dict[str, di
     Returns:
         `gained` and `lost`, each with `workflow` (only that changed), `answer` (only that) and `both`.
     """
-    pairs = baseline.merge(candidate, on=["item", "trial"], suffixes=("", "_after"), validate="one_to_one")
-    before, after = pairs["workflow"] * pairs["answer"], pairs["workflow_after"] * pairs["answer_after"]
-    workflow, answer = pairs["workflow"] != pairs["workflow_after"], pairs["answer"] != pairs["answer_after"]
-    changed = {"workflow": workflow & ~answer, "answer": answer & ~workflow, "both": workflow & answer}
+    pairs = baseline.merge(
+        candidate, on=["item", "trial"], suffixes=("", "_after"), validate="one_to_one"
+    )
+    before, after = (
+        pairs["workflow"] * pairs["answer"],
+        pairs["workflow_after"] * pairs["answer_after"],
+    )
+    workflow, answer = (
+        pairs["workflow"] != pairs["workflow_after"],
+        pairs["answer"] != pairs["answer_after"],
+    )
+    changed = {
+        "workflow": workflow & ~answer,
+        "answer": answer & ~workflow,
+        "both": workflow & answer,
+    }
     turned = {"gained": after > before, "lost": after < before}
-    return {side: {part: int((rows & here).sum()) for part, rows in changed.items()} for side, here in turned.items()}
+    return {
+        side: {part: int((rows & here).sum()) for part, rows in changed.items()}
+        for side, here in turned.items()
+    }
 
 
 def same_conditions(baseline: Evaluation, candidate: Evaluation) -> None:
     """Refuse a pair that differs in anything but the policy."""
-    recorded = RECORDED in baseline.manifest["inputs"]  # sampled elsewhere: another stage wrote it, and consumed the file it came in
+    recorded = (
+        RECORDED in baseline.manifest["inputs"]
+    )  # sampled elsewhere: another stage wrote it, and consumed the file it came in
     for field in ("config", "engine") if recorded else ("stage", "config", "engine"):
         _equal(candidate, field, baseline.manifest[field], candidate.manifest[field])
     inputs = set(baseline.manifest["inputs"]) - {"policy", RECORDED}
     for role in sorted(inputs):
-        _equal(candidate, f"inputs.{role}", baseline.manifest["inputs"][role], candidate.manifest["inputs"].get(role))
+        _equal(
+            candidate,
+            f"inputs.{role}",
+            baseline.manifest["inputs"][role],
+            candidate.manifest["inputs"].get(role),
+        )
 
 
 def _equal(candidate: Evaluation, field: str, left: object, right: object) -> None:
@@ -145,7 +192,10 @@ def load_study(folders: Iterable[Path]) -> dict[Key, Evaluation]:
 
 def by_arm(evaluated: Iterable[Key]) -> dict[str, list[str]]:
     """Arm -> its candidates `{arm}/seed-{seed}`, by seed."""
-    names = sorted({policy for policy, _ in evaluated} - {BASELINE}, key=lambda name: (arm_of(name), seed_of(name)))
+    names = sorted(
+        {policy for policy, _ in evaluated} - {BASELINE},
+        key=lambda name: (arm_of(name), seed_of(name)),
+    )
     return {arm: list(group) for arm, group in groupby(names, arm_of)}
 
 
@@ -167,6 +217,12 @@ def measures_of(evaluated: Iterable[Key], policy: str) -> list[str]:
 def compare_study(evaluations: Mapping[Key, Evaluation], settings: Statistics) -> dict[str, Any]:
     """Arm -> candidate -> measure -> comparison with the baseline, for everything that was evaluated (see `load_study`)."""
     return {
-        arm: {n: {m: compare(evaluations[BASELINE, m], evaluations[n, m], settings) for m in measures_of(evaluations, n)} for n in names}
+        arm: {
+            n: {
+                m: compare(evaluations[BASELINE, m], evaluations[n, m], settings)
+                for m in measures_of(evaluations, n)
+            }
+            for n in names
+        }
         for arm, names in by_arm(evaluations).items()
     }

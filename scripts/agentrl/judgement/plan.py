@@ -23,7 +23,10 @@ def plan(section: Plan) -> dict[str, Any]:
 
     Alpha is divided by the number of arms: the level of Holm's first step, which one improved arm among others must pass.
     """
-    design, spread = _design(section), power.assumed_spread(section.discordance, section.seed_sd, section.repeatable)
+    design, spread = (
+        _design(section),
+        power.assumed_spread(section.discordance, section.seed_sd, section.repeatable),
+    )
     one_look = design.seeds == 1 and design.trials == 1
     smallest = (
         power.smallest_mcnemar_gain(design.items, section.discordance, design.alpha, design.power)
@@ -45,10 +48,20 @@ def plan(section: Plan) -> dict[str, Any]:
         "strong_enough": reached >= design.power,
         "needed": needed,
         "false_alarms": {
-            str(share): rate for share, rate in power.false_alarms(section.retention_items, section.gate_discordances).items()
+            str(share): rate
+            for share, rate in power.false_alarms(
+                section.retention_items, section.gate_discordances
+            ).items()
         },
         "curve": [[gain, chance(section, gain)] for gain in GAINS],
-        "sentences": power.sentences(design, wanted, section.discordance, spread, section.retention_items, section.gate_discordances),
+        "sentences": power.sentences(
+            design,
+            wanted,
+            section.discordance,
+            spread,
+            section.retention_items,
+            section.gate_discordances,
+        ),
     }
 
 
@@ -57,7 +70,9 @@ def chance(section: Plan, gain: float) -> float:
     design = _design(section)
     if design.seeds == 1 and design.trials == 1:
         return power.mcnemar_power(design.items, gain, max(gain, section.discordance), design.alpha)
-    return power.t_power(design, gain, power.assumed_spread(section.discordance, section.seed_sd, section.repeatable))
+    return power.t_power(
+        design, gain, power.assumed_spread(section.discordance, section.seed_sd, section.repeatable)
+    )
 
 
 def refuse_weak(section: Plan, found: Mapping[str, Any]) -> None:
@@ -78,14 +93,19 @@ def forecast(study: Path, jobs: Mapping[str, int]) -> str:
         jobs: stage (`train`, `agent-test`, ...) -> how often the study runs it.
     """
     seconds: dict[str, list[float]] = {}
-    for file in sorted(study.glob("arms/*/*/train/status.json")) + sorted(study.glob("policies/**/status.json")):
+    for file in sorted(study.glob("arms/*/*/train/status.json")) + sorted(
+        study.glob("policies/**/status.json")
+    ):
         status = read_json(file)
         if status["state"] == "done":
             seconds.setdefault(file.parent.name, []).append(status["seconds"])
     recorded = {stage: seconds[stage] for stage in jobs if stage in seconds}
     if not recorded:
         return "GPU hours: no record yet."
-    total = sum(jobs[stage] * sum(found) / len(found) for stage, found in recorded.items()) / SECONDS_PER_HOUR
+    total = (
+        sum(jobs[stage] * sum(found) / len(found) for stage, found in recorded.items())
+        / SECONDS_PER_HOUR
+    )
     absent = [stage for stage in jobs if stage not in recorded]
     without = f", {', '.join(absent)} not counted (no record yet)" if absent else ""
     return f"GPU hours: about {total:.2f} for {jobs['train']} runs and all evaluations, by the mean of recorded stages{without}."
@@ -102,9 +122,17 @@ def draw(found: Mapping[str, Any], section: Plan, file: Path) -> None:
     axes.axhline(section.power, linestyle=":", color="grey")
     axes.axvline(100 * section.wanted_difference, linestyle=":", color="grey")
     axes.set(xlabel="true gain, points", ylabel="probability of a significant gain", ylim=(0, 1.02))
-    axes.set_title(f"{section.items} items, trials {section.trials}, seeds {section.seeds}, alpha {found['alpha']:.3g}")
+    axes.set_title(
+        f"{section.items} items, trials {section.trials}, seeds {section.seeds}, alpha {found['alpha']:.3g}"
+    )
     figure.savefig(file, format="png", dpi=120)
 
 
 def _design(section: Plan) -> power.Design:
-    return power.Design(section.items, section.trials, section.seeds, section.alpha / max(1, section.arms), section.power)
+    return power.Design(
+        section.items,
+        section.trials,
+        section.seeds,
+        section.alpha / max(1, section.arms),
+        section.power,
+    )

@@ -20,7 +20,12 @@ def decide(training: Mapping[str, Any], retention: Mapping[str, Any]) -> dict[st
         training: facts of its training and, as `merge`, of its merge audit (`report.trained`).
         retention: its paired comparison on retention (`comparison.compare`).
     """
-    blocked = [*_control(training), *_health(training), *_merge(training["merge"]), *_kept(retention)]
+    blocked = [
+        *_control(training),
+        *_health(training),
+        *_merge(training["merge"]),
+        *_kept(retention),
+    ]
     return {"eligible": not blocked, "blocked_by": blocked}
 
 

@@ -32,10 +32,15 @@ def choose_arm(scores: Mapping[Key, pd.DataFrame], placebos: Collection[str]) ->
         was made among) and `chosen`.
     """
     dev = {policy: table for (policy, measure), table in scores.items() if measure == DEV}
-    arms = {arm: [_mean(dev[name]) for name in names] for arm, names in by_arm((name, DEV) for name in dev).items()}
+    arms = {
+        arm: [_mean(dev[name]) for name in names]
+        for arm, names in by_arm((name, DEV) for name in dev).items()
+    }
     offered = sorted(set(arms) - set(placebos))
     if not offered:
-        raise SelectionError(f"no arm to choose from on {DEV}: found {sorted(arms) or 'none'}, placebos {sorted(placebos)}")
+        raise SelectionError(
+            f"no arm to choose from on {DEV}: found {sorted(arms) or 'none'}, placebos {sorted(placebos)}"
+        )
     means = {arm: sum(found) / len(found) for arm, found in arms.items()}
     return {
         "measure": DEV,

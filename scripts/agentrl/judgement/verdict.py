@@ -39,11 +39,18 @@ def judge(scores: Scores, placebos: Collection[str], settings: Statistics) -> di
         StatisticsError: items or trials are missing or doubled.
     """
     arms = {
-        arm: {m: _arm(scores, names, m, settings) for m in measures_of(scores, names[0])} for arm, names in by_arm(scores).items()
+        arm: {m: _arm(scores, names, m, settings) for m in measures_of(scores, names[0])}
+        for arm, names in by_arm(scores).items()
     }
     measures = measures_of(scores, BASELINE)
     for measure in measures:
-        _adjust({a: found[measure] for a, found in arms.items() if a not in placebos and measure in found and measure != RETENTION})
+        _adjust(
+            {
+                a: found[measure]
+                for a, found in arms.items()
+                if a not in placebos and measure in found and measure != RETENTION
+            }
+        )
     judged = judged_on(measures)
     watched = {arm: judged_on(list(arms[arm])) for arm in sorted(placebos) if arm in arms}
     quiet = {arm: arms[arm][measure] for arm, measure in watched.items()}
@@ -65,7 +72,9 @@ def _pass_hat_k(scores: Scores) -> dict[str, dict[str, dict[str, float]]]:
     found: dict[str, dict[str, dict[str, float]]] = {}
     for (policy, measure), table in scores.items():
         if measure != RETENTION:
-            found.setdefault(policy, {})[measure] = {str(k): value for k, value in pass_hat_k(table).items()}
+            found.setdefault(policy, {})[measure] = {
+                str(k): value for k, value in pass_hat_k(table).items()
+            }
     return found
 
 
@@ -74,9 +83,19 @@ def judged_on(measures: Sequence[str]) -> str:
     return max(m for m in measures if m != RETENTION)
 
 
-def rule(arm: Mapping[str, Any], retention: Mapping[str, Any] | None, placebos: Mapping[str, Any], settings: Statistics) -> dict[str, Any]:
+def rule(
+    arm: Mapping[str, Any],
+    retention: Mapping[str, Any] | None,
+    placebos: Mapping[str, Any],
+    settings: Statistics,
+) -> dict[str, Any]:
     """Whether an arm may be called improved, and every part of the rule that is missing, in words."""
-    missing = [*_seeds(arm, settings), *_gain(arm, settings), *_placebo(placebos, settings), *_bound(retention)]
+    missing = [
+        *_seeds(arm, settings),
+        *_gain(arm, settings),
+        *_placebo(placebos, settings),
+        *_bound(retention),
+    ]
     return {"improved": not missing, "missing": missing}
 
 
@@ -91,7 +110,9 @@ def gained(arm: Mapping[str, Any], alpha: float) -> bool:
     return p is None or p < alpha
 
 
-def _arm(scores: Scores, names: Sequence[str], measure: str, settings: Statistics) -> dict[str, Any]:
+def _arm(
+    scores: Scores, names: Sequence[str], measure: str, settings: Statistics
+) -> dict[str, Any]:
     """One arm on one measure; retention with its gates and its bound."""
     tables = {seed_of(name): scores[name, measure] for name in names}
     baseline = scores[BASELINE, measure]
@@ -106,8 +127,12 @@ def _arm(scores: Scores, names: Sequence[str], measure: str, settings: Statistic
         "candidate": before + two_way.difference,
         "difference": two_way.difference,
         "two_way": asdict(two_way),
-        "crossed_bootstrap": asdict(crossed_bootstrap(differences, settings.confidence, seed=settings.seed)),
-        "item_p": _item_p(baseline, next(iter(tables.values())), settings) if len(tables) == 1 else None,
+        "crossed_bootstrap": asdict(
+            crossed_bootstrap(differences, settings.confidence, seed=settings.seed)
+        ),
+        "item_p": _item_p(baseline, next(iter(tables.values())), settings)
+        if len(tables) == 1
+        else None,
         "holm_p": None,
         "observed_spread": asdict(observed_spread(two_way)) if two_way.items > 1 else None,
     }
@@ -120,18 +145,33 @@ def _arm(scores: Scores, names: Sequence[str], measure: str, settings: Statistic
 def _item_p(baseline: pd.DataFrame, table: pd.DataFrame, settings: Statistics) -> float:
     """Exact test over the items of the only seed, conditional on it."""
     pair = paired(baseline, table)
-    return mcnemar_exact(pair.wins, pair.losses) if pair.trials == 1 else sign_flip(pair.differences, seed=settings.seed).p
+    return (
+        mcnemar_exact(pair.wins, pair.losses)
+        if pair.trials == 1
+        else sign_flip(pair.differences, seed=settings.seed).p
+    )
 
 
-def _retained(baseline: pd.DataFrame, tables: Mapping[int, pd.DataFrame], settings: Statistics) -> dict[str, Any]:
+def _retained(
+    baseline: pd.DataFrame, tables: Mapping[int, pd.DataFrame], settings: Statistics
+) -> dict[str, Any]:
     """Zero-drop gate of every seed, and the non-inferiority bound over all of them."""
     pairs = {seed: paired(baseline, table) for seed, table in tables.items()}
     gates = {str(seed): asdict(zero_drop_gate(pair)) for seed, pair in pairs.items()}
-    study = next(iter(pairs.values())) if len(pairs) == 1 else two_way_mean(seed_differences(baseline, tables), settings.confidence)
-    return {"zero_drop_gates": gates, "non_inferiority": asdict(non_inferiority(study, settings.margin, settings.confidence))}
+    study = (
+        next(iter(pairs.values()))
+        if len(pairs) == 1
+        else two_way_mean(seed_differences(baseline, tables), settings.confidence)
+    )
+    return {
+        "zero_drop_gates": gates,
+        "non_inferiority": asdict(non_inferiority(study, settings.margin, settings.confidence)),
+    }
 
 
-def _without_contradicted(baseline: pd.DataFrame, tables: Mapping[int, pd.DataFrame], settings: Statistics) -> dict[str, Any] | None:
+def _without_contradicted(
+    baseline: pd.DataFrame, tables: Mapping[int, pd.DataFrame], settings: Statistics
+) -> dict[str, Any] | None:
     """The same without the MGSM items whose German contradicts the gold answer; None where there is none, or nothing else."""
     left_out = sorted(MGSM_CONTRADICTED & set(baseline["item"]))
     kept = baseline[~baseline["item"].isin(left_out)]
@@ -139,7 +179,11 @@ def _without_contradicted(baseline: pd.DataFrame, tables: Mapping[int, pd.DataFr
         return None
     others = {seed: table[~table["item"].isin(left_out)] for seed, table in tables.items()}
     difference = two_way_mean(seed_differences(kept, others), settings.confidence).difference
-    return {"left_out": len(left_out), "difference": difference, **_retained(kept, others, settings)}
+    return {
+        "left_out": len(left_out),
+        "difference": difference,
+        **_retained(kept, others, settings),
+    }
 
 
 def _adjust(arms: Mapping[str, dict[str, Any]]) -> None:
@@ -161,14 +205,20 @@ def _gain(arm: Mapping[str, Any], settings: Statistics) -> list[str]:
         return ["no p value over seeds: one seed"]
     if arm["holm_p"] is None:
         return ["no p value over seeds: nothing varies"]
-    return [] if arm["holm_p"] < settings.alpha else [f"gain within chance: adjusted p {arm['holm_p']:.3g}, needs below {settings.alpha}"]
+    return (
+        []
+        if arm["holm_p"] < settings.alpha
+        else [f"gain within chance: adjusted p {arm['holm_p']:.3g}, needs below {settings.alpha}"]
+    )
 
 
 def _placebo(placebos: Mapping[str, Any], settings: Statistics) -> list[str]:
     if not placebos:
         return ["no placebo was run"]
     return [
-        f"placebo {arm} gained {100 * found['difference']:+.1f} points" for arm, found in placebos.items() if gained(found, settings.alpha)
+        f"placebo {arm} gained {100 * found['difference']:+.1f} points"
+        for arm, found in placebos.items()
+        if gained(found, settings.alpha)
     ]
 
 
@@ -177,4 +227,8 @@ def _bound(retention: Mapping[str, Any] | None) -> list[str]:
         return ["retention was not evaluated"]
     bound = retention["non_inferiority"]
     loss, margin = 100 * bound["lower"], 100 * bound["margin"]
-    return [] if bound["passed"] else [f"retention bound not held: {loss:+.1f} points, needs above {-margin:+.1f}"]
+    return (
+        []
+        if bound["passed"]
+        else [f"retention bound not held: {loss:+.1f} points, needs above {-margin:+.1f}"]
+    )

@@ -72,7 +72,12 @@ def save(model: torch.nn.Module, folder: Path) -> None:
     model.save_pretrained(folder)
     config = read_json(folder / "adapter_config.json")
     write_json(
-        folder / "adapter_config.json", {**config, "base_model_name_or_path": "start", "target_modules": sorted(config["target_modules"])}
+        folder / "adapter_config.json",
+        {
+            **config,
+            "base_model_name_or_path": "start",
+            "target_modules": sorted(config["target_modules"]),
+        },
     )
 
 
@@ -84,4 +89,8 @@ def count(folder: Path) -> int:
 
 def state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Copies of the adapter's tensors, on the CPU."""
-    return {name: tensor.detach().cpu().clone() for name, tensor in model.named_parameters() if "lora_" in name}
+    return {
+        name: tensor.detach().cpu().clone()
+        for name, tensor in model.named_parameters()
+        if "lora_" in name
+    }

@@ -30,12 +30,18 @@ def locate(section: Model) -> Path:
     start = str(section.start)
     if Path(start).is_dir():
         if section.revision is not None:
-            raise PolicyError(f"model.revision: {section.revision!r} is set but model.start {start!r} is a local folder; set it to null")
+            raise PolicyError(
+                f"model.revision: {section.revision!r} is set but model.start {start!r} is a local folder; set it to null"
+            )
         return Path(start).resolve()
     if start.count("/") != 1 or start.startswith((".", "/")):
-        raise PolicyError(f"model.start: no folder {start!r}; give the folder of a checkpoint, or a hub id as owner/name")
+        raise PolicyError(
+            f"model.start: no folder {start!r}; give the folder of a checkpoint, or a hub id as owner/name"
+        )
     try:
-        return Path(snapshot_download(start, revision=section.revision, allow_patterns=list(_FETCHED)))
+        return Path(
+            snapshot_download(start, revision=section.revision, allow_patterns=list(_FETCHED))
+        )
     except (OSError, ValueError, HfHubHTTPError) as error:  # offline, no such repository, bad name
         raise PolicyError(
             f"model.start: {start!r} is no local folder and cannot be fetched from the hub ({type(error).__name__})"
@@ -45,7 +51,9 @@ def locate(section: Model) -> Path:
 def check_checkpoint(folder: Path) -> list[str]:
     """Names of the checkpoint's files. Refuses one that is missing, half-written, pickled or without a tokenizer."""
     if not (folder / "config.json").is_file():
-        raise PolicyError(f"{folder}: no config.json, so no checkpoint; give the folder that save_pretrained wrote")
+        raise PolicyError(
+            f"{folder}: no config.json, so no checkpoint; give the folder that save_pretrained wrote"
+        )
     weights = _weight_files(folder)
     for name in weights:
         _check_weights(folder / name)
@@ -59,7 +67,11 @@ def _weight_files(folder: Path) -> list[str]:
     if names := weight_files(folder):
         return names
     pickled = sorted(p.name for p in folder.glob("*.bin"))
-    hint = f"found {pickled[0]}: pickled weights are refused, convert them to safetensors" if pickled else "no model.safetensors"
+    hint = (
+        f"found {pickled[0]}: pickled weights are refused, convert them to safetensors"
+        if pickled
+        else "no model.safetensors"
+    )
     raise PolicyError(f"{folder}: no weights in safetensors format ({hint})")
 
 
@@ -70,7 +82,9 @@ def _check_weights(path: Path) -> None:
             if not list(tensors.keys()):
                 raise PolicyError(f"{path}: holds no tensor")
     except (SafetensorError, OSError) as error:
-        raise PolicyError(f"{path}: incomplete or damaged ({error}); copy or save the checkpoint again") from None
+        raise PolicyError(
+            f"{path}: incomplete or damaged ({error}); copy or save the checkpoint again"
+        ) from None
 
 
 def copy_tokenizer(checkpoint: Path, out: Path) -> list[str]:
@@ -86,12 +100,18 @@ def check_policy(manifest: str | Path) -> tuple[Path, dict[str, Any]]:
     """Checkpoint folder and manifest of a policy, every file compared with its recorded sha256."""
     content = read_json(manifest)
     recorded = {
-        name.removeprefix(f"{CHECKPOINT}/"): digest for name, digest in content["outputs"].items() if name.startswith(f"{CHECKPOINT}/")
+        name.removeprefix(f"{CHECKPOINT}/"): digest
+        for name, digest in content["outputs"].items()
+        if name.startswith(f"{CHECKPOINT}/")
     }
     if not recorded:
-        raise ManifestError(f"{manifest}: records no checkpoint under {CHECKPOINT}/; it is not a policy's manifest")
+        raise ManifestError(
+            f"{manifest}: records no checkpoint under {CHECKPOINT}/; it is not a policy's manifest"
+        )
     folder = Path(manifest).parent / CHECKPOINT
     check_files(folder, recorded, manifest)
     if added := sorted(set(check_checkpoint(folder)) - set(recorded)):
-        raise ManifestError(f"{folder / added[0]}: not recorded in {manifest}, but would be loaded; remove it, or rerun its stage")
+        raise ManifestError(
+            f"{folder / added[0]}: not recorded in {manifest}, but would be loaded; remove it, or rerun its stage"
+        )
     return folder, content

@@ -7,7 +7,14 @@ from agentrl.evidence.hashing import hash_files
 
 CHECKPOINT = "model"
 """Folder of the checkpoint beside a policy's manifest."""
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "vocab.json", "merges.txt")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+)
 INDEX = "model.safetensors.index.json"
 _CONFIG = ("config.json", "generation_config.json")
 
@@ -40,7 +47,11 @@ def start_params(start: str, recorded: Path) -> list[str]:
         found = hash_files(folder, files(folder))
     elif manifest.is_file() and (recorded / CHECKPOINT).resolve() == folder.resolve():
         outputs = read_json(manifest)["outputs"].items()
-        found = {name.removeprefix(f"{CHECKPOINT}/"): digest for name, digest in outputs if name.startswith(f"{CHECKPOINT}/")}
+        found = {
+            name.removeprefix(f"{CHECKPOINT}/"): digest
+            for name, digest in outputs
+            if name.startswith(f"{CHECKPOINT}/")
+        }
     else:
         return []
     return [f"{name} {digest[:16]}" for name, digest in sorted(found.items())]

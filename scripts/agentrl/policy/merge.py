@@ -51,9 +51,15 @@ def merge(start: Path, adapter: Path, out: Path) -> str:
 def stored_dtype(start: Path, adapter: Path) -> str:
     """Name of the dtype in which the start stores the weights that the adapter targets. Raises `MergeError` where they differ."""
     tensors = _tensors(start)
-    found = {str(tensors[name].get_tensor(name).dtype).removeprefix("torch.") for name in targeted(adapter) if name in tensors}
+    found = {
+        str(tensors[name].get_tensor(name).dtype).removeprefix("torch.")
+        for name in targeted(adapter)
+        if name in tensors
+    }
     if len(found) != 1 or not found <= set(LOGIT_TOLERANCE):
-        raise MergeError(f"{start}: targeted weights are stored as {sorted(found)}, expected one of {', '.join(LOGIT_TOLERANCE)} for all")
+        raise MergeError(
+            f"{start}: targeted weights are stored as {sorted(found)}, expected one of {', '.join(LOGIT_TOLERANCE)} for all"
+        )
     return found.pop()
 
 
@@ -78,7 +84,9 @@ def audit(start: Path, adapter: Path, merged: Path, dtype: str) -> dict[str, Any
     for name in sorted(before):
         old, new = before[name].get_tensor(name), after[name].get_tensor(name)
         if old.dtype != new.dtype or old.shape != new.shape:
-            raise MergeError(f"{merged}: {name} is {new.dtype} {tuple(new.shape)}, the start has {old.dtype} {tuple(old.shape)}")
+            raise MergeError(
+                f"{merged}: {name} is {new.dtype} {tuple(new.shape)}, the start has {old.dtype} {tuple(old.shape)}"
+            )
         same = torch.equal(old, new)
         if same == (name in targets):
             raise MergeError(
@@ -89,12 +97,24 @@ def audit(start: Path, adapter: Path, merged: Path, dtype: str) -> dict[str, Any
         changed += not same
     if missing := sorted(targets - set(before)):
         raise MergeError(f"{adapter}: targets {missing[0]}, which the start does not store")
-    tied = bool(json.loads((start / "config.json").read_text(encoding="utf-8")).get("tie_word_embeddings", False))
-    counts = {"tensors": len(before), "changed": changed, "identical": len(before) - changed, "targets": len(targets), "tied_head": tied}
+    tied = bool(
+        json.loads((start / "config.json").read_text(encoding="utf-8")).get(
+            "tie_word_embeddings", False
+        )
+    )
+    counts = {
+        "tensors": len(before),
+        "changed": changed,
+        "identical": len(before) - changed,
+        "targets": len(targets),
+        "tied_head": tied,
+    }
     return counts | kept(before, after, adapter, dtype)
 
 
-def kept(before: Mapping[str, Any], after: Mapping[str, Any], adapter: Path, dtype: str) -> dict[str, float]:
+def kept(
+    before: Mapping[str, Any], after: Mapping[str, Any], adapter: Path, dtype: str
+) -> dict[str, float]:
     """How much of the trained update the merged weights carry when both checkpoints are loaded in `dtype`.
 
     Args:
@@ -114,9 +134,19 @@ def kept(before: Mapping[str, Any], after: Mapping[str, Any], adapter: Path, dty
     with safe_open(adapter / "adapter_model.safetensors", framework="pt") as tensors:
         for name in sorted(targeted(adapter)):
             module = f"base_model.model.{name.removesuffix('.weight')}"
-            update = scale * tensors.get_tensor(f"{module}.lora_B.weight").float() @ tensors.get_tensor(f"{module}.lora_A.weight").float()
-            change = after[name].get_tensor(name).to(number).float() - before[name].get_tensor(name).to(number).float()
-            shared, norm = shared + float((change * update).sum(dtype=torch.float64)), norm + float((update**2).sum(dtype=torch.float64))
+            update = (
+                scale
+                * tensors.get_tensor(f"{module}.lora_B.weight").float()
+                @ tensors.get_tensor(f"{module}.lora_A.weight").float()
+            )
+            change = (
+                after[name].get_tensor(name).to(number).float()
+                - before[name].get_tensor(name).to(number).float()
+            )
+            shared, norm = (
+                shared + float((change * update).sum(dtype=torch.float64)),
+                norm + float((update**2).sum(dtype=torch.float64)),
+            )
             moved, total = moved + int(change.count_nonzero()), total + change.numel()
     return {"update_kept": round(shared / norm, 3), "weights_moved": round(moved / total, 3)}
 
@@ -129,13 +159,17 @@ def targeted(adapter: Path) -> set[str]:
     for name in names:
         module, _, part = name.removeprefix("base_model.model.").rpartition(".lora_")
         found.setdefault(f"{module}.weight", set()).add(part)
-    if odd := sorted(weight for weight, parts in found.items() if parts != {"A.weight", "B.weight"}):
+    if odd := sorted(
+        weight for weight, parts in found.items() if parts != {"A.weight", "B.weight"}
+    ):
         raise MergeError(f"{adapter}: {odd[0]} has not exactly one A and one B")
     return set(found)
 
 
 @torch.inference_mode()
-def logit_gap(start: Path, adapter: Path, merged: Path, contexts: Sequence[Sequence[int]], dtype: str) -> float:
+def logit_gap(
+    start: Path, adapter: Path, merged: Path, contexts: Sequence[Sequence[int]], dtype: str
+) -> float:
     """Largest absolute logit difference between merged and base + adapter, over every position of real contexts; computed in float32.
 
     Raises `MergeError` above the tolerance of the stored dtype.
@@ -143,20 +177,34 @@ def logit_gap(start: Path, adapter: Path, merged: Path, contexts: Sequence[Seque
     adapted = PeftModel.from_pretrained(_load(start, torch.float32), str(adapter)).eval()
     standalone = _load(merged, torch.float32).eval()
     rows = [torch.tensor([list(context)]) for context in contexts]
-    gaps = [(adapted(input_ids=ids).logits - standalone(input_ids=ids).logits).abs().max() for ids in rows]
+    gaps = [
+        (adapted(input_ids=ids).logits - standalone(input_ids=ids).logits).abs().max()
+        for ids in rows
+    ]
     gap = float(torch.stack(gaps).max())  # torch's max keeps a NaN, Python's loses it
     if not gap <= LOGIT_TOLERANCE[dtype]:
-        raise MergeError(f"{merged}: logits differ from base + adapter by {gap:.4g}, allowed {LOGIT_TOLERANCE[dtype]} in {dtype}")
+        raise MergeError(
+            f"{merged}: logits differ from base + adapter by {gap:.4g}, allowed {LOGIT_TOLERANCE[dtype]} in {dtype}"
+        )
     return gap
 
 
 def _load(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(
-        str(folder), dtype=dtype, use_safetensors=True, local_files_only=True, trust_remote_code=False
+        str(folder),
+        dtype=dtype,
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
     )
 
 
 def _tensors(folder: Path) -> dict[str, Any]:
     """Stored tensor name -> open safetensors file."""
     files = [name for name in check_checkpoint(folder) if name.endswith(".safetensors")]
-    return {key: handle for name in files for handle in [safe_open(folder / name, framework="pt")] for key in handle.keys()}  # noqa: SIM118
+    return {
+        key: handle
+        for name in files
+        for handle in [safe_open(folder / name, framework="pt")]
+        for key in handle.keys()  # noqa: SIM118
+    }

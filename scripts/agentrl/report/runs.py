@@ -16,11 +16,23 @@ DATA, TEXT = "runs.json", "runs.md"
 """Beside the summary."""
 PACKAGES = ("torch", "transformers", "trl", "peft", "vllm")
 """Whose versions the pilot's table names."""
-MEASURED = ("seconds", "generation_seconds", "training_seconds", "resumed_from_step", "peak_memory_mb", "gpu_peak_memory_mb", "ended")
+MEASURED = (
+    "seconds",
+    "generation_seconds",
+    "training_seconds",
+    "resumed_from_step",
+    "peak_memory_mb",
+    "gpu_peak_memory_mb",
+    "ended",
+)
 """What differs from stage to stage, where a stage measured it."""
 ENVIRONMENT = ("commit", "dirty", "python", "gpu", "driver", "cuda")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-NO_CHECKOUT, CHANGED, CLEAN = "none: ran from no checkout", "CHANGED: the code is not this commit's", "clean"
+NO_CHECKOUT, CHANGED, CLEAN = (
+    "none: ran from no checkout",
+    "CHANGED: the code is not this commit's",
+    "clean",
+)
 TITLE = "# Where the study ran, how long, from which commit"
 ABOUT = (
     "From the `provenance.json` of every stage, last run of each. Seconds of a stage count loading, generation and training seconds do "
@@ -39,12 +51,27 @@ def collect(study: Path) -> dict[str, dict[str, Any]]:
     Returns:
         Folder below the study -> facts, sorted as in JSON; a stage without a provenance has none ({}).
     """
-    evaluated = [role for role in read_json(study / "statistics" / "manifest.json")["inputs"] if "/" in role]
+    evaluated = [
+        role for role in read_json(study / "statistics" / "manifest.json")["inputs"] if "/" in role
+    ]
     candidates = sorted({role.rsplit("/", 1)[0] for role in evaluated} - {BASELINE})
-    once = [*(f"tasks/{split}" for split in ("train", "dev", "test")), "retention", "start", "plan", "preflight", "selection"]
-    trained = [f"arms/{name}/{stage}" for name in candidates for stage in ("warmup", "train", "merged")]
+    once = [
+        *(f"tasks/{split}" for split in ("train", "dev", "test")),
+        "retention",
+        "start",
+        "plan",
+        "preflight",
+        "selection",
+    ]
+    trained = [
+        f"arms/{name}/{stage}" for name in candidates for stage in ("warmup", "train", "merged")
+    ]
     wanted = [*once, *trained, *(f"policies/{role}" for role in evaluated), "statistics"]
-    return {name: facts(study / name / "provenance.json") for name in sorted(wanted) if (study / name / "manifest.json").is_file()}
+    return {
+        name: facts(study / name / "provenance.json")
+        for name in sorted(wanted)
+        if (study / name / "manifest.json").is_file()
+    }
 
 
 def facts(file: Path) -> dict[str, Any]:
@@ -56,7 +83,11 @@ def facts(file: Path) -> dict[str, Any]:
     sampled = record if adopted is None else adopted["provenance"] or {}
     found = {name: record[name] for name in (*MEASURED, *ENVIRONMENT) if name in record}
     found |= {name: sampled[name] for name in ("generation_seconds",) if name in sampled}
-    found |= {"packages": {name: record["packages"][name] for name in PACKAGES if name in record["packages"]}}
+    found |= {
+        "packages": {
+            name: record["packages"][name] for name in PACKAGES if name in record["packages"]
+        }
+    }
     found |= {"processor": record["host"]["processor"], "container": record["container"]["digest"]}
     return found if adopted is None else found | {"adopted": adopted["study"]}
 
@@ -73,12 +104,27 @@ def notes(stages: Stages) -> list[str]:
     said = []
     for what, here in (("no checkout", _none), ("a changed checkout", _changed)):
         if found := [name for name, stage in stages.items() if here(stage)]:
-            said.append(f"NOTE: {len(found)} of {len(stages)} stages ({_some(found)}) ran from {what}: no commit says which code they ran.")
+            said.append(
+                f"NOTE: {len(found)} of {len(stages)} stages ({_some(found)}) ran from {what}: no commit says which code they ran."
+            )
     if len(commits := {stage["commit"] for stage in stages.values() if stage.get("commit")}) > 1:
-        said.append(f"NOTE: stages ran from {len(commits)} commits: {', '.join(sorted(commit[:12] for commit in commits))}.")
-    resumed = [f"{name} (step {stage['resumed_from_step']})" for name, stage in stages.items() if stage.get("resumed_from_step")]
-    said += [f"Resumed, so that its seconds are those of the last process only: {name}." for name in resumed]
-    said += [f"{name}: taken over from study {stage['adopted']}, which sampled it." for name, stage in stages.items() if "adopted" in stage]
+        said.append(
+            f"NOTE: stages ran from {len(commits)} commits: {', '.join(sorted(commit[:12] for commit in commits))}."
+        )
+    resumed = [
+        f"{name} (step {stage['resumed_from_step']})"
+        for name, stage in stages.items()
+        if stage.get("resumed_from_step")
+    ]
+    said += [
+        f"Resumed, so that its seconds are those of the last process only: {name}."
+        for name in resumed
+    ]
+    said += [
+        f"{name}: taken over from study {stage['adopted']}, which sampled it."
+        for name, stage in stages.items()
+        if "adopted" in stage
+    ]
     said += [f"{name}: no provenance." for name, stage in stages.items() if not stage]
     return said
 
@@ -102,15 +148,21 @@ def tables(stages: Stages) -> list[Table]:
 
 def seconds(stages: Stages) -> Table:
     """Training and generation seconds of every policy."""
-    evaluated = [name.split("/", 1)[1].rsplit("/", 1) for name in stages if name.startswith("policies/")]
-    policies = sorted({policy for policy, _ in evaluated}, key=lambda policy: (policy != BASELINE, policy))
+    evaluated = [
+        name.split("/", 1)[1].rsplit("/", 1) for name in stages if name.startswith("policies/")
+    ]
+    policies = sorted(
+        {policy for policy, _ in evaluated}, key=lambda policy: (policy != BASELINE, policy)
+    )
 
     def measured(stage: str, field: str) -> Cell:
         return lambda policy: stages.get(stage.format(policy), {}).get(field)
 
     rows = {"training seconds": measured("arms/{}/train", "training_seconds")}
     for measure in sorted({measure for _, measure in evaluated}):
-        rows[f"generation seconds, {measure}"] = measured(f"policies/{{}}/{measure}", "generation_seconds")
+        rows[f"generation seconds, {measure}"] = measured(
+            f"policies/{{}}/{measure}", "generation_seconds"
+        )
     return table("Seconds", "", policies, {name: _plain(cell) for name, cell in rows.items()})
 
 
@@ -121,7 +173,10 @@ def _plain(cell: Cell) -> Cell:
 
 def environments(stages: Stages) -> Table:
     """Every environment that a stage ran in."""
-    found = {LETTERS[n] if n < len(LETTERS) else str(n): where for n, where in enumerate(_distinct(stages.values()))}
+    found = {
+        LETTERS[n] if n < len(LETTERS) else str(n): where
+        for n, where in enumerate(_distinct(stages.values()))
+    }
     rows: dict[str, Cell] = {
         "commit": lambda letter: found[letter]["commit"] or "none",
         "checkout": lambda letter: _checkout(found[letter]),
@@ -133,7 +188,9 @@ def environments(stages: Stages) -> Table:
         "Python": lambda letter: found[letter]["python"],
     }
     rows |= {name: _version(found, name) for name in PACKAGES}
-    rows["stages"] = lambda letter: sum(bool(stage) and _where(stage) == found[letter] for stage in stages.values())
+    rows["stages"] = lambda letter: sum(
+        bool(stage) and _where(stage) == found[letter] for stage in stages.values()
+    )
     return table("Environment", "", list(found), rows)
 
 
@@ -146,7 +203,11 @@ def _checkout(where: Mapping[str, Any]) -> str:
 
 
 def _where(stage: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: stage[name] for name in (*ENVIRONMENT, "packages", "processor", "container") if name in stage}
+    return {
+        name: stage[name]
+        for name in (*ENVIRONMENT, "packages", "processor", "container")
+        if name in stage
+    }
 
 
 def _distinct(stages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -23,7 +23,15 @@ from agentrl.tasks.families import FAMILIES, read_tasks
 TEMPLATES = Path(__file__).parent / "templates"
 MOST = 0.9
 """A merged checkpoint that carries less of the trained update is told of."""
-TRAINING_FACTS = ("steps", "episodes", "unique_tasks", "groups", "mixed_groups", "mean_reward", "strict_success")
+TRAINING_FACTS = (
+    "steps",
+    "episodes",
+    "unique_tasks",
+    "groups",
+    "mixed_groups",
+    "mean_reward",
+    "strict_success",
+)
 GATE_FACTS = ("steps_with_gradient", "adapter_tensors", "adapter_tensors_changed")
 """Of what a training recorded as `gates` (`scripts/train.py`)."""
 LIMITS = (
@@ -53,10 +61,15 @@ def summarize(study: Path, settings: Statistics) -> dict[str, Any]:
     evaluated = [tuple(role.rsplit("/", 1)) for role in consumed if "/" in role]
     candidates = [name for names in by_arm(evaluated).values() for name in names]
     policies = {
-        name: {m: read_json(study / "policies" / name / m / "manifest.json")["counts"] for m in measures_of(evaluated, name)}
+        name: {
+            m: read_json(study / "policies" / name / m / "manifest.json")["counts"]
+            for m in measures_of(evaluated, name)
+        }
         for name in (BASELINE, *candidates)
     }
-    selection = read_json(study / "selection" / "selection.json") if "selection" in consumed else None
+    selection = (
+        read_json(study / "selection" / "selection.json") if "selection" in consumed else None
+    )
     training = {name: trained(study / "arms" / name) for name in candidates}
     sampled = read_json(study / "plan" / "preflight.json")
     pairs = {name: comparison[arm_of(name)][name] for name in candidates}
@@ -65,7 +78,9 @@ def summarize(study: Path, settings: Statistics) -> dict[str, Any]:
         "judged_on": verdict["judged_on"],
         "plan": [*read_json(study / "plan" / "power.json")["sentences"], preflight(sampled)],
         "selection": selection,
-        "next": next_design(validate(read_json(study / "config" / "plan.json"), Plan), verdict, pairs),
+        "next": next_design(
+            validate(read_json(study / "config" / "plan.json"), Plan), verdict, pairs
+        ),
         "findings": [*chosen(selection), *findings(verdict, pairs, settings), *lost(training)],
         "verdict": verdict,
         "policies": policies,
@@ -74,7 +89,9 @@ def summarize(study: Path, settings: Statistics) -> dict[str, Any]:
         "preflight": sampled,
         "checked": read_json(study / "verify" / "verify.json")["stages"],
         "release_rule": release.RULE,
-        "release": {name: release.decide(training[name], pairs[name][RETENTION]) for name in candidates},
+        "release": {
+            name: release.decide(training[name], pairs[name][RETENTION]) for name in candidates
+        },
         "looks": looks(study),
         "limits": [*LIMITS, *scaffolds(study, verdict["judged_on"]), *recorded_baseline(study)],
     }
@@ -98,17 +115,29 @@ def trained(run: Path) -> dict[str, Any]:
     }
 
 
-def next_design(plan: Plan, verdict: Mapping[str, Any], pairs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def next_design(
+    plan: Plan, verdict: Mapping[str, Any], pairs: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
     """What the wanted gain would take by the spread that each judged arm really showed; the plan could only assume one."""
     sentences = []
     for arm in verdict["rule"]:
         found = verdict["arms"][arm][verdict["judged_on"]]
         if found["observed_spread"] is None:
             continue
-        design = power.Design(found["items"], found["trials"], found["seeds"], plan.alpha / max(1, plan.arms), plan.power)
+        design = power.Design(
+            found["items"],
+            found["trials"],
+            found["seeds"],
+            plan.alpha / max(1, plan.arms),
+            plan.power,
+        )
         mine = [pair[verdict["judged_on"]] for name, pair in pairs.items() if arm_of(name) == arm]
-        discordance = sum((pair["wins"] + pair["losses"]) / pair["items"] for pair in mine) / len(mine)
-        words = power.takes(design, plan.wanted_difference, discordance, power.Spread(**found["observed_spread"]))
+        discordance = sum((pair["wins"] + pair["losses"]) / pair["items"] for pair in mine) / len(
+            mine
+        )
+        words = power.takes(
+            design, plan.wanted_difference, discordance, power.Spread(**found["observed_spread"])
+        )
         sentences.append(f"By the spread that {arm} showed: {words[0].lower()}{words[1:]}")
     return sentences
 
@@ -118,7 +147,11 @@ def chosen(selection: Mapping[str, Any] | None) -> list[str]:
     if selection is None:
         return []
     arms, best = selection["arms"], selection["chosen"]
-    others = ", ".join(f"{arm} {100 * arms[arm]['mean']:.1f}" for arm in arms if arm != best and arm not in selection["placebos"])
+    others = ", ".join(
+        f"{arm} {100 * arms[arm]['mean']:.1f}"
+        for arm in arms
+        if arm != best and arm not in selection["placebos"]
+    )
     many, rest = "s" * (selection["compared"] > 1), f", {others}" if others else ""
     return [
         (
@@ -130,7 +163,10 @@ def chosen(selection: Mapping[str, Any] | None) -> list[str]:
 
 def preflight(found: Mapping[str, Any]) -> str:
     """What the start policy did on training tasks before anything was trained."""
-    counts, mixed = found["counts"], ", ".join(f"{reward} {number}" for reward, number in sorted(found["mixed_groups"].items()))
+    counts, mixed = (
+        found["counts"],
+        ", ".join(f"{reward} {number}" for reward, number in sorted(found["mixed_groups"].items())),
+    )
     return (
         f"Before training, {found['groups']} groups of {found['group_size']} on training tasks: {counts['strict_success']} of "
         f"{counts['episodes']} episodes succeeded strictly; groups whose reward varied: {mixed}."
@@ -140,7 +176,10 @@ def preflight(found: Mapping[str, Any]) -> str:
 def lost(training: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Arms whose merged checkpoints lack much of what was trained, because rounding took it back (`merge.kept`)."""
     arms = by_arm((name, "") for name in training)
-    shares = {arm: min(training[name]["merge"]["update_kept"] for name in names) for arm, names in arms.items()}
+    shares = {
+        arm: min(training[name]["merge"]["update_kept"] for name in names)
+        for arm, names in arms.items()
+    }
     return [
         f"{arm}: the merged checkpoint carries only {share:.0%} of the trained update, rounding took back the rest: what was evaluated is "
         "closer to the start policy than what was trained. With model.dtype float32 (and a start stored so) nothing is lost."
@@ -152,7 +191,11 @@ def lost(training: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def looks(study: Path) -> list[str]:
     """What the ledger says about this study's test split; nothing where the split was never made."""
     tasks = study / "tasks" / "test" / "tasks.jsonl"
-    return ledger.sentences(ledger.looks(study.parent / ledger.NAME, sha256(tasks)), study.name) if tasks.is_file() else []
+    return (
+        ledger.sentences(ledger.looks(study.parent / ledger.NAME, sha256(tasks)), study.name)
+        if tasks.is_file()
+        else []
+    )
 
 
 def scaffolds(study: Path, judged_on: str) -> list[str]:
@@ -164,7 +207,10 @@ def scaffolds(study: Path, judged_on: str) -> list[str]:
     """
     frozen = read_tasks(study / "tasks" / judged_on.removeprefix("agent-") / "tasks.jsonl")
     levels = sorted({(task.family, task.scaffold) for task in frozen})
-    return [f"{FAMILIES[family].scaffolds[level].limit} (tasks.scaffold: {level})." for family, level in levels]
+    return [
+        f"{FAMILIES[family].scaffolds[level].limit} (tasks.scaffold: {level})."
+        for family, level in levels
+    ]
 
 
 def recorded_baseline(study: Path) -> list[str]:
@@ -175,7 +221,9 @@ def recorded_baseline(study: Path) -> list[str]:
     return [RECORDED_LIMIT]
 
 
-def findings(verdict: Mapping[str, Any], pairs: Mapping[str, Mapping[str, Any]], settings: Statistics) -> list[str]:
+def findings(
+    verdict: Mapping[str, Any], pairs: Mapping[str, Mapping[str, Any]], settings: Statistics
+) -> list[str]:
     """Plain sentences about every arm; none claims more than its own comparison shows.
 
     Args:
@@ -186,17 +234,23 @@ def findings(verdict: Mapping[str, Any], pairs: Mapping[str, Mapping[str, Any]],
     judged, placebos = verdict["judged_on"], verdict["placebos"]
     sentences = []
     if not placebos:
-        sentences.append("No arm with random reward was run, so a gain cannot be told from mere training: no verdict.")
+        sentences.append(
+            "No arm with random reward was run, so a gain cannot be told from mere training: no verdict."
+        )
     for arm in placebos:
         found = verdict["arms"][arm][placebos[arm]]
         what = "gained although its reward was random: no verdict on any arm"
         quiet = "shows no gain beyond chance, as it must"
-        sentences.append(f"Placebo {arm} {what if gained(found, settings.alpha) else quiet} ({_change(found)}).")
+        sentences.append(
+            f"Placebo {arm} {what if gained(found, settings.alpha) else quiet} ({_change(found)})."
+        )
     for arm, outcome in verdict["rule"].items():
         sentences.append(_verdict(arm, verdict["arms"][arm][judged], outcome, settings.alpha))
     for arm, measures in verdict["arms"].items():
         if RETENTION in measures:
-            candidates = {name: pair[RETENTION] for name, pair in pairs.items() if arm_of(name) == arm}
+            candidates = {
+                name: pair[RETENTION] for name, pair in pairs.items() if arm_of(name) == arm
+            }
             sentences += [_retention(arm, candidates), _bound(arm, measures[RETENTION])]
     return sentences
 
@@ -207,7 +261,11 @@ def _verdict(arm: str, found: Mapping[str, Any], outcome: Mapping[str, Any], alp
         return f"{arm}: agent success improved by the rule set beforehand ({_change(found)})."
     several = found["seeds"] > 1
     p = found["two_way"]["p"] if several else found["item_p"]
-    beyond = "beyond chance of the items and seeds" if several else "beyond chance of the items, for this one training run"
+    beyond = (
+        "beyond chance of the items and seeds"
+        if several
+        else "beyond chance of the items, for this one training run"
+    )
     change = f"did not change by more than these items{' and seeds' if several else ''} can tell from chance"
     if gained(found, alpha):
         change = f"rose {beyond}"
@@ -222,7 +280,9 @@ def _change(found: Mapping[str, Any]) -> str:
     if found["seeds"] == 1:
         return f"{over}, p over items {_p(found['item_p'])}"
     p = "no p" if found["two_way"]["p"] is None else f"p {_p(found['two_way']['p'])}"
-    return over + f", {p}" + ("" if found["holm_p"] is None else f", over arms {_p(found['holm_p'])}")
+    return (
+        over + f", {p}" + ("" if found["holm_p"] is None else f", over arms {_p(found['holm_p'])}")
+    )
 
 
 def _p(value: float) -> str:
@@ -234,13 +294,21 @@ def _retention(arm: str, candidates: Mapping[str, Mapping[str, Any]]) -> str:
     fell = {name: pair for name, pair in candidates.items() if not pair["zero_drop_gate"]["passed"]}
     shown = fell or dict(list(candidates.items())[:1] if len(candidates) == 1 else [])
     counts = "; ".join(f"{name.split('/')[1]}: {_kept(pair)}" for name, pair in shown.items())
-    seeds = f" with {len(fell) or len(candidates)} of {len(candidates)} seeds" if len(candidates) > 1 else ""
+    seeds = (
+        f" with {len(fell) or len(candidates)} of {len(candidates)} seeds"
+        if len(candidates) > 1
+        else ""
+    )
     return f"{arm}: retention {'REGRESSED' if fell else 'held'} under the zero-drop gate{seeds}{f' ({counts})' if counts else ''}."
 
 
 def _kept(pair: Mapping[str, Any]) -> str:
     alarm = pair["zero_drop_gate"]["false_alarm_rate"]
-    chance = "" if alarm is None else f", an equally accurate model fails this gate {alarm:.0%} of the time"
+    chance = (
+        ""
+        if alarm is None
+        else f", an equally accurate model fails this gate {alarm:.0%} of the time"
+    )
     before, after = (round(pair[policy] * pair["items"]) for policy in ("baseline", "candidate"))
     return f"{before} -> {after} of {pair['items']}, {points(pair['difference'])} points{chance}"
 
@@ -248,7 +316,11 @@ def _kept(pair: Mapping[str, Any]) -> str:
 def _bound(arm: str, found: Mapping[str, Any]) -> str:
     """The non-inferiority bound, and the same without the contradicted items."""
     bound, without = found["non_inferiority"], found["without_contradicted"]
-    items = "more than any benchmark has" if bound["items_needed"] is None else f"{bound['items_needed']}"
+    items = (
+        "more than any benchmark has"
+        if bound["items_needed"] is None
+        else f"{bound['items_needed']}"
+    )
     sentence = (
         f"{arm}: a retention loss of {100 * bound['margin']:.1f} points is {'ruled out' if bound['passed'] else 'NOT ruled out'} "
         f"(lower bound {points(bound['lower'])} points, {found['items']} items; an equally good model needs {items} to pass with 80% power)"
@@ -267,7 +339,10 @@ def _bound(arm: str, found: Mapping[str, Any]) -> str:
 def render(summary: Mapping[str, Any]) -> str:
     """The summary as Markdown."""
     environment = jinja2.Environment(  # noqa: S701 - Markdown of numbers and names, not HTML
-        loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters |= {"points": points, "probability": probability}
     on = summary["judged_on"]
@@ -279,7 +354,10 @@ def render(summary: Mapping[str, Any]) -> str:
     return environment.get_template("summary.md.j2").render(
         **summary,
         tables=pilot_tables(summary),
-        notes=[*(f"{what}: {note}" for what, note in dict.fromkeys(covers)), f"Streams: {COVERS['streams']}"],
+        notes=[
+            *(f"{what}: {note}" for what, note in dict.fromkeys(covers)),
+            f"Streams: {COVERS['streams']}",
+        ],
         several=any(found["seeds"] > 1 for found in judged),
         trials=max(found["trials"] for found in judged),
     )

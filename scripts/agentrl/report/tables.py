@@ -120,7 +120,9 @@ class Table:
         return f"## {self.title}\n{body}\n" + (f"\n{self.note}\n" if self.note else "")
 
 
-def table(title: str, note: str, columns: list[str], rows: Mapping[str, Cell], head: str = "measure") -> Table:
+def table(
+    title: str, note: str, columns: list[str], rows: Mapping[str, Cell], head: str = "measure"
+) -> Table:
     """A table from one function per row.
 
     Args:
@@ -130,8 +132,16 @@ def table(title: str, note: str, columns: list[str], rows: Mapping[str, Cell], h
         rows: row name -> value of a column; None leaves the cell empty.
         head: what the rows are.
     """
-    made = tuple((name, tuple(_shown(value(column)) for column in columns)) for name, value in rows.items())
-    return Table(title, note, tuple("start" if column == BASELINE else column for column in columns), made, head)
+    made = tuple(
+        (name, tuple(_shown(value(column)) for column in columns)) for name, value in rows.items()
+    )
+    return Table(
+        title,
+        note,
+        tuple("start" if column == BASELINE else column for column in columns),
+        made,
+        head,
+    )
 
 
 def _shown(value: object) -> str:
@@ -144,18 +154,40 @@ def _shown(value: object) -> str:
 
 def pilot_tables(summary: Summary) -> list[Table]:
     """Every table of the pilot that follows from the evidence, in the order of the pipeline."""
-    measures = sorted({measure for found in summary["policies"].values() for measure in found} - {RETENTION})
-    evaluations = [made for measure in measures for made in (agent(summary, measure), change(summary, measure))]
-    return [preflight(summary), training(summary), merge(summary), *evaluations, retention(summary), release(summary)]
+    measures = sorted(
+        {measure for found in summary["policies"].values() for measure in found} - {RETENTION}
+    )
+    evaluations = [
+        made for measure in measures for made in (agent(summary, measure), change(summary, measure))
+    ]
+    return [
+        preflight(summary),
+        training(summary),
+        merge(summary),
+        *evaluations,
+        retention(summary),
+        release(summary),
+    ]
 
 
 def preflight(summary: Summary) -> Table:
     """What the start policy did on training tasks before training."""
     found = summary["preflight"]
-    groups: dict[str, Cell] = {"groups": lambda _: found["groups"], "generations per group": lambda _: found["group_size"]}
-    mixed = {f"mixed groups, {reward} reward": _constant(number) for reward, number in sorted(found["mixed_groups"].items())}
+    groups: dict[str, Cell] = {
+        "groups": lambda _: found["groups"],
+        "generations per group": lambda _: found["group_size"],
+    }
+    mixed = {
+        f"mixed groups, {reward} reward": _constant(number)
+        for reward, number in sorted(found["mixed_groups"].items())
+    }
     counts = {name: _constant(found["counts"][key]) for key, name in AGENT.items()}
-    return table("Preflight on training tasks", OVERLAP, [BASELINE], groups | mixed | counts | _replayed(summary, lambda _: "preflight"))
+    return table(
+        "Preflight on training tasks",
+        OVERLAP,
+        [BASELINE],
+        groups | mixed | counts | _replayed(summary, lambda _: "preflight"),
+    )
 
 
 def _constant(value: object) -> Cell:
@@ -168,7 +200,12 @@ def agent(summary: Summary, measure: str) -> Table:
     rows = {name: _field(policies, measure, key) for key, name in AGENT.items()}
     rows |= _replayed(summary, lambda policy: f"policies/{policy}/{measure}")
     note = f"{OVERLAP} {COMPLETE} {REPLAYED}"
-    return table(f"Agent evaluation, {split(measure)}", note, [name for name in policies if measure in policies[name]], rows)
+    return table(
+        f"Agent evaluation, {split(measure)}",
+        note,
+        [name for name in policies if measure in policies[name]],
+        rows,
+    )
 
 
 def split(measure: str) -> str:
@@ -181,8 +218,16 @@ def change(summary: Summary, measure: str) -> Table:
     pairs = summary["comparisons"]
     rows = _paired(pairs, measure)
     for side in ("gained", "lost"):
-        rows |= {f"{side} by {part}": _field(pairs, measure, "composition", side, part) for part in ("workflow", "answer", "both")}
-    return table(f"Paired change against start, {split(measure)}", f"{CONSISTS} {EXACT}", [n for n in pairs if measure in pairs[n]], rows)
+        rows |= {
+            f"{side} by {part}": _field(pairs, measure, "composition", side, part)
+            for part in ("workflow", "answer", "both")
+        }
+    return table(
+        f"Paired change against start, {split(measure)}",
+        f"{CONSISTS} {EXACT}",
+        [n for n in pairs if measure in pairs[n]],
+        rows,
+    )
 
 
 def _field(found: Mapping[str, Any], *path: str) -> Cell:
@@ -204,10 +249,17 @@ def _paired(pairs: Mapping[str, Any], measure: str) -> dict[str, Cell]:
 
     def exact_p(name: str) -> str:
         found = pairs[name][measure]
-        return probability(found["sign_flip"]["p"] if found["mcnemar_p"] is None else found["mcnemar_p"])
+        return probability(
+            found["sign_flip"]["p"] if found["mcnemar_p"] is None else found["mcnemar_p"]
+        )
 
-    counts = {row: _field(pairs, measure, row) for row in ("items", "trials", "wins", "losses", "ties")}
-    change = {"change, points": lambda name: points(pairs[name][measure]["difference"]), "interval, points": interval}
+    counts = {
+        row: _field(pairs, measure, row) for row in ("items", "trials", "wins", "losses", "ties")
+    }
+    change = {
+        "change, points": lambda name: points(pairs[name][measure]["difference"]),
+        "interval, points": interval,
+    }
     return {**counts, **change, "exact p": exact_p}
 
 
@@ -215,9 +267,19 @@ def retention(summary: Summary) -> Table:
     """Mathematics without tools: both readings of an answer, and the paired change."""
     policies, pairs = summary["policies"], summary["comparisons"]
     rows = {name: _field(policies, RETENTION, key) for key, name in ANSWERS.items()}
-    rows |= {"checked tokens": _replayed(summary, lambda policy: f"policies/{policy}/{RETENTION}")["checked tokens"]}
-    paired = {name: cell for name, cell in _paired(pairs, RETENTION).items() if name not in ("items", "trials")}
-    paired["zero-drop gate"] = lambda name: "passed" if pairs[name][RETENTION]["zero_drop_gate"]["passed"] else "FAILED"
+    rows |= {
+        "checked tokens": _replayed(summary, lambda policy: f"policies/{policy}/{RETENTION}")[
+            "checked tokens"
+        ]
+    }
+    paired = {
+        name: cell
+        for name, cell in _paired(pairs, RETENTION).items()
+        if name not in ("items", "trials")
+    }
+    paired["zero-drop gate"] = lambda name: (
+        "passed" if pairs[name][RETENTION]["zero_drop_gate"]["passed"] else "FAILED"
+    )
     rows |= {name: _unless_baseline(cell) for name, cell in paired.items()}
     return table("Retention (no tools)", f"{ANSWERS_OVERLAP} {EXACT}", list(policies), rows)
 
@@ -234,22 +296,36 @@ def training(summary: Summary) -> Table:
         return 0 if runs[name]["warmup"] is None else runs[name]["warmup"]["steps"]
 
     facts = {name: _field(runs, key) for key, name in TRAINING.items()}
-    rows = {"warm-up steps": warmed, **facts, **_replayed(summary, lambda name: f"arms/{name}/train")}
-    rows |= {f"warm-up, {row}": cell for row, cell in _replayed(summary, lambda name: f"arms/{name}/warmup").items()}
+    rows = {
+        "warm-up steps": warmed,
+        **facts,
+        **_replayed(summary, lambda name: f"arms/{name}/train"),
+    }
+    rows |= {
+        f"warm-up, {row}": cell
+        for row, cell in _replayed(summary, lambda name: f"arms/{name}/warmup").items()
+    }
     return table("Training", f"{NO_SUCCESS_RATE} {COMPLETE}", list(runs), rows)
 
 
 def merge(summary: Summary) -> Table:
     """What merging did to the stored tensors."""
     audits = {name: facts["merge"] for name, facts in summary["training"].items()}
-    return table("Merge", "", list(audits), {name: _field(audits, key) for key, name in MERGE.items()})
+    return table(
+        "Merge", "", list(audits), {name: _field(audits, key) for key, name in MERGE.items()}
+    )
 
 
 def release(summary: Summary) -> Table:
     """Which candidates may be released, and what blocks the others."""
     found = summary["release"]
     blocked = {"blocked by": lambda name: "; ".join(found[name]["blocked_by"]) or "nothing"}
-    return table("Release", summary["release_rule"], list(found), {"release eligible": _field(found, "eligible"), **blocked})
+    return table(
+        "Release",
+        summary["release_rule"],
+        list(found),
+        {"release eligible": _field(found, "eligible"), **blocked},
+    )
 
 
 def _replayed(summary: Summary, stage: Callable[[str], str]) -> dict[str, Cell]:

@@ -77,7 +77,9 @@ def parse_turn(text: str) -> Turn:
     body = turn_body(text)
     content = outside_thinking(body, gap=_GAP)
     requests = [parse_call(match[1], closed=bool(match[2])) for match in _CALL.finditer(content)]
-    calls = [r if i == 0 else Request(r.name, r.arguments, "second_call") for i, r in enumerate(requests)]
+    calls = [
+        r if i == 0 else Request(r.name, r.arguments, "second_call") for i, r in enumerate(requests)
+    ]
     return Turn(tuple(calls), parse_answer(content), any(tag in body for tag in _EXTERNAL))
 
 
@@ -130,9 +132,14 @@ def _request(data: Any) -> Request:
     if not isinstance(data, dict):
         return Request(error="not_an_object")
     if set(data) != set(CALL_KEYS):
-        found = [key for key in CALL_KEYS if key in data] + ["anderes"] * bool(set(data) - set(CALL_KEYS))
+        found = [key for key in CALL_KEYS if key in data] + ["anderes"] * bool(
+            set(data) - set(CALL_KEYS)
+        )
         wanted = " und ".join(CALL_KEYS)
-        return Request(error="wrong_keys", reason=f"Aufruf braucht genau {wanted}, gefunden: {' und '.join(found) or 'nichts'}")
+        return Request(
+            error="wrong_keys",
+            reason=f"Aufruf braucht genau {wanted}, gefunden: {' und '.join(found) or 'nichts'}",
+        )
     name, arguments = (data[key] for key in CALL_KEYS)
     if not isinstance(name, str):
         return Request(error="name_not_a_string")
@@ -176,14 +183,20 @@ def _recordable(data: Any) -> bool:
 def parse_answer(content: str) -> int | None:
     """The integer of `<answer>INTEGER</answer>` if it is the only such tag and nothing follows it, else None."""
     match = _ANSWER.search(content)
-    if match is None or content.count("<answer>") != 1 or len(match[1].lstrip("-")) > MAX_ANSWER_DIGITS:
+    if (
+        match is None
+        or content.count("<answer>") != 1
+        or len(match[1].lstrip("-")) > MAX_ANSWER_DIGITS
+    ):
         return None
     return int(match[1])
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     """Tokenizer of a checkpoint folder; nothing is fetched."""
-    return AutoTokenizer.from_pretrained(str(folder), padding_side="left", local_files_only=True, trust_remote_code=False)
+    return AutoTokenizer.from_pretrained(
+        str(folder), padding_side="left", local_files_only=True, trust_remote_code=False
+    )
 
 
 class ChatProtocol:
@@ -198,9 +211,13 @@ class ChatProtocol:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         if not tokenizer.is_fast:
-            raise ProtocolError(f"{tokenizer.name_or_path}: a fast tokenizer is needed (token offsets mark the observations)")
+            raise ProtocolError(
+                f"{tokenizer.name_or_path}: a fast tokenizer is needed (token offsets mark the observations)"
+            )
         if not tokenizer.chat_template:
-            raise ProtocolError(f"{tokenizer.name_or_path}: no chat template; expected Qwen3's (chat_template.jinja beside the tokenizer)")
+            raise ProtocolError(
+                f"{tokenizer.name_or_path}: no chat template; expected Qwen3's (chat_template.jinja beside the tokenizer)"
+            )
         self.tokenizer = tokenizer
         self.tools = tool_schemas()
         self.end_of_turn = self._single(END_OF_TURN)
@@ -215,7 +232,11 @@ class ChatProtocol:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of sampled ids, special tokens kept."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return str(
+            self.tokenizer.decode(
+                list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        )
 
     def suffix(self, observations: Sequence[str]) -> list[Piece]:
         """External ids between a turn that called tools and the next turn, one observation per call of the turn."""
@@ -230,26 +251,42 @@ class ChatProtocol:
         kinds = [_kind(offset, spans) for offset in encoded["offset_mapping"]]
         return _runs(kinds, encoded["input_ids"])
 
-    def render(self, messages: Sequence[dict[str, Any]], tools: bool = True, generation: bool = True) -> str:
+    def render(
+        self, messages: Sequence[dict[str, Any]], tools: bool = True, generation: bool = True
+    ) -> str:
         """The chat template's text for a dialogue."""
         return str(
             self.tokenizer.apply_chat_template(
-                list(messages), tools=self.tools if tools else None, add_generation_prompt=generation, enable_thinking=True, tokenize=False
+                list(messages),
+                tools=self.tools if tools else None,
+                add_generation_prompt=generation,
+                enable_thinking=True,
+                tokenize=False,
             )
         )
 
     def _frames(self) -> tuple[str, str, str]:
         """Take the template apart rather than repeat it."""
         call = {"type": "function", "function": {"name": TOOLS[0], "arguments": {}}}
-        dialogue = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        dialogue = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
         answers = [{"role": "tool", "name": TOOLS[0], "content": _MARKER}] * 2
         try:
             text = self.render([*dialogue, *answers])
         except TemplateError as error:
-            raise ProtocolError(f"{self.tokenizer.name_or_path}: the chat template refuses tool answers ({error}); use Qwen3's") from None
+            raise ProtocolError(
+                f"{self.tokenizer.name_or_path}: the chat template refuses tool answers ({error}); use Qwen3's"
+            ) from None
         turn_end, tail = "</tool_call>" + END_OF_TURN, text[text.rfind("</tool_call>") :]
         frames = tail.removeprefix(turn_end).split(_MARKER)
-        framed = len(frames) == 3 and "<tool_response>" in frames[0] and "</tool_response>" in frames[2] and "assistant" in frames[2]
+        framed = (
+            len(frames) == 3
+            and "<tool_response>" in frames[0]
+            and "</tool_response>" in frames[2]
+            and "assistant" in frames[2]
+        )
         if not (tail.startswith(turn_end) and framed):
             raise ProtocolError(
                 f"{self.tokenizer.name_or_path}: the chat template does not render tool answers as Qwen3's does "
@@ -260,7 +297,9 @@ class ChatProtocol:
     def _single(self, token: str) -> int:
         ids = self.tokenizer.encode(token, add_special_tokens=False)
         if len(ids) != 1:
-            raise ProtocolError(f"{self.tokenizer.name_or_path}: {token} must be one token, found ids {ids}; use a Qwen3 tokenizer")
+            raise ProtocolError(
+                f"{self.tokenizer.name_or_path}: {token} must be one token, found ids {ids}; use a Qwen3 tokenizer"
+            )
         return int(ids[0])
 
 

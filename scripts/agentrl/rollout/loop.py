@@ -66,15 +66,21 @@ class Rollout:
     def _start(self, task: Task, key: Key) -> Episode:
         environment = Environment()
         environment.reset(record_id=task.record_id, facts=task.facts)
-        return Episode(task, key, [Segment("prompt", self.chat.prompt(task.messages()))], environment)
+        return Episode(
+            task, key, [Segment("prompt", self.chat.prompt(task.messages()))], environment
+        )
 
     def _request(self, episode: Episode) -> Request:
-        return Request(episode.context, self.protocol.budget - episode.used, episode.key.stream(episode.turns))
+        return Request(
+            episode.context, self.protocol.budget - episode.used, episode.key.stream(episode.turns)
+        )
 
     def _advance(self, episode: Episode, sample: Sample) -> None:
         """Append one sampled turn and what the environment answers to it."""
         if not 0 < len(sample.ids) <= self.protocol.budget - episode.used:
-            raise EngineError(f"{self.engine.name} engine returned {len(sample.ids)} ids for {episode.key}, outside its budget")
+            raise EngineError(
+                f"{self.engine.name} engine returned {len(sample.ids)} ids for {episode.key}, outside its budget"
+            )
         episode.segments.append(Segment("sampled", sample.ids, sample.logprobs, sample.finish))
         turn, index = parse_turn(self.chat.decode(sample.ids)), episode.turns
         episode.turns += 1
@@ -87,7 +93,9 @@ class Rollout:
         elif index == self.protocol.max_tool_iterations:
             episode.end = "turn_cap"
         else:
-            self._answer_calls(episode, [run_call(episode.environment, request, index) for request in turn.calls])
+            self._answer_calls(
+                episode, [run_call(episode.environment, request, index) for request in turn.calls]
+            )
 
     def _answer_calls(self, episode: Episode, calls: list[Call]) -> None:
         """Append the observations if they fit and leave room for one more token, else end the episode without them."""

@@ -73,7 +73,9 @@ def serve_in_rounds(engine: Engine, requests: Sequence[Request], answer: Answer)
     while running:
         samples = engine.generate(list(running.values()))
         if len(samples) != len(running):
-            raise EngineError(f"{engine.name} engine returned {len(samples)} samples for {len(running)} rows")
+            raise EngineError(
+                f"{engine.name} engine returned {len(samples)} samples for {len(running)} rows"
+            )
         following = {row: answer(row, sample) for row, sample in zip(running, samples, strict=True)}
         running = {row: request for row, request in following.items() if request is not None}
 

@@ -10,7 +10,9 @@ def stream(*key: str | int) -> np.random.Generator:
 
     Philox, keyed by the first 128 bits of the key's sha256 (Salmon et al. 2011): streams do not overlap in practice.
     """
-    digest = hashlib.sha256("\x1f".join(f"{type(part).__name__}:{part}" for part in key).encode()).digest()
+    digest = hashlib.sha256(
+        "\x1f".join(f"{type(part).__name__}:{part}" for part in key).encode()
+    ).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
 
 

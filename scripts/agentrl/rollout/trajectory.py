@@ -101,7 +101,9 @@ class Trajectory:
     @property
     def loss_mask(self) -> list[int]:
         """1 for sampled, 0 for external ids, aligned with `completion_ids`."""
-        return [int(segment.kind == "sampled") for segment in self.segments[1:] for _ in segment.ids]
+        return [
+            int(segment.kind == "sampled") for segment in self.segments[1:] for _ in segment.ids
+        ]
 
     @property
     def sampled(self) -> list[Segment]:
@@ -111,7 +113,9 @@ class Trajectory:
     def to_json(self) -> dict[str, Any]:
         """Plain data; fields that do not apply are left out."""
         data = dataclasses.asdict(self)
-        data["segments"] = [{k: v for k, v in segment.items() if v is not None} for segment in data["segments"]]
+        data["segments"] = [
+            {k: v for k, v in segment.items() if v is not None} for segment in data["segments"]
+        ]
         return {k: v for k, v in data.items() if v is not None}
 
     @classmethod
@@ -122,7 +126,13 @@ class Trajectory:
         rest = {k: v for k, v in data.items() if k not in ("key", "segments", "calls", "outcome")}
         segments = [Segment(**segment) for segment in data["segments"]]
         calls = [Call(**call) for call in data["calls"]]
-        return cls(key=Key(**data["key"]), segments=segments, calls=calls, outcome=Outcome(**data["outcome"]), **rest)
+        return cls(
+            key=Key(**data["key"]),
+            segments=segments,
+            calls=calls,
+            outcome=Outcome(**data["outcome"]),
+            **rest,
+        )
 
 
 def append(stream: IO[str], trajectories: Iterable[Trajectory]) -> None:
@@ -142,5 +152,7 @@ def read(path: str | Path) -> Iterator[Trajectory]:
                     raise ValueError("line is not terminated: the file is truncated")
                 trajectory = Trajectory.from_json(json.loads(line.decode("utf-8")))
             except (ValueError, KeyError, TypeError, RecursionError) as error:
-                raise RecordError(f"{path}, line {number}: not a trajectory record ({error!r}); rerun the stage that wrote it") from None
+                raise RecordError(
+                    f"{path}, line {number}: not a trajectory record ({error!r}); rerun the stage that wrote it"
+                ) from None
             yield trajectory

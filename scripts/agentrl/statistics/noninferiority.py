@@ -22,9 +22,7 @@ from agentrl.statistics.two_way import TwoWay
 POWER: Final = 0.8
 TAIL: Final = 1e-10  # of the number of differing items, left out of an enumeration
 NO_EVENT: Final = "Nothing varies between items; the items needed assume that this stays so."
-SKEWED: Final = (
-    "Where seeds crowd at a success rate near 1, the lower end of the two-way interval is too high in up to 6% of simulated studies."
-)
+SKEWED: Final = "Where seeds crowd at a success rate near 1, the lower end of the two-way interval is too high in up to 6% of simulated studies."
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,9 @@ class NonInferiority:
     note: str
 
 
-def non_inferiority(result: Paired | TwoWay, margin: float, confidence: float = 0.95) -> NonInferiority:
+def non_inferiority(
+    result: Paired | TwoWay, margin: float, confidence: float = 0.95
+) -> NonInferiority:
     """Return whether the candidate is worse by less than the margin, by Tango's score bound.
 
     One 0/1 trial per item: the bound itself (`tango_lower`). Several trials or seeds: the bound of the wins and losses of one trial that
@@ -65,17 +65,25 @@ def non_inferiority(result: Paired | TwoWay, margin: float, confidence: float = 
     """
     check_open_unit(margin, "margin")
     check_open_unit(confidence, "confidence")
-    if isinstance(result, Paired) and result.trials == 1 and set(result.differences.unique()) <= {-1.0, 0.0, 1.0}:
+    if (
+        isinstance(result, Paired)
+        and result.trials == 1
+        and set(result.differences.unique()) <= {-1.0, 0.0, 1.0}
+    ):
         lower = tango_lower(result.wins, result.losses, result.n, _normal(confidence))
         items = tango_items(margin, (result.wins + result.losses) / result.n, confidence)
         note = COVERS["items"] if result.wins + result.losses else f"{COVERS['items']} {NO_EVENT}"
-        return NonInferiority(lower > -margin, lower, margin, confidence, "tango-score", items, note)
+        return NonInferiority(
+            lower > -margin, lower, margin, confidence, "tango-score", items, note
+        )
     n, seeds, se, df, spread, note = _study(result)
     quantile = _normal(confidence) if df is None else float(stats.t.ppf((1 + confidence) / 2, df))
     lower = matched_lower(result.difference, se, n, quantile)
     items = matched_items(margin, spread, seeds, confidence)
     note = note if se > 0 else f"{note} {NO_EVENT}"
-    return NonInferiority(lower > -margin, lower, margin, confidence, "matched-tango-score", items, note)
+    return NonInferiority(
+        lower > -margin, lower, margin, confidence, "matched-tango-score", items, note
+    )
 
 
 def tango_lower(wins: float, losses: float, n: int, quantile: float) -> float:
@@ -86,7 +94,14 @@ def tango_lower(wins: float, losses: float, n: int, quantile: float) -> float:
     """
     if losses >= n:
         return -1.0
-    return float(optimize.brentq(lambda d: float(tango_z(wins, losses, n, d)) - quantile, -1 + 1e-12, (wins - losses) / n, xtol=1e-12))
+    return float(
+        optimize.brentq(
+            lambda d: float(tango_z(wins, losses, n, d)) - quantile,
+            -1 + 1e-12,
+            (wins - losses) / n,
+            xtol=1e-12,
+        )
+    )
 
 
 def tango_z(wins: ArrayLike, losses: ArrayLike, n: int, difference: float) -> NDArray[np.float64]:
@@ -101,7 +116,9 @@ def tango_z(wins: ArrayLike, losses: ArrayLike, n: int, difference: float) -> ND
     loss_rate = (np.sqrt(np.maximum(b**2 - 8 * n * c, 0)) - b) / (4 * n)
     variance = n * (2 * loss_rate + difference * (1 - difference))
     above = wins - losses - n * difference
-    return np.divide(above, np.sqrt(np.maximum(variance, 0)), out=np.zeros_like(above), where=variance > 0)
+    return np.divide(
+        above, np.sqrt(np.maximum(variance, 0)), out=np.zeros_like(above), where=variance > 0
+    )
 
 
 def matched_lower(difference: float, se: float, n: int, quantile: float) -> float:
@@ -114,15 +131,21 @@ def matched_lower(difference: float, se: float, n: int, quantile: float) -> floa
     return max(min(score, difference - quantile * se), -1.0)
 
 
-def tango_items(margin: float, discordance: float, confidence: float = 0.95, power: float = POWER) -> int | None:
+def tango_items(
+    margin: float, discordance: float, confidence: float = 0.95, power: float = POWER
+) -> int | None:
     """Return items with which an equally good model passes Tango's bound with the wanted power; None above 100,000.
 
     Exact power is a saw: the answer has the wanted power, a few items more may lack it by a little.
     """
-    return smallest_size(lambda n: tango_power(n, margin, discordance, confidence) >= power, 1, MOST_ITEMS)
+    return smallest_size(
+        lambda n: tango_power(n, margin, discordance, confidence) >= power, 1, MOST_ITEMS
+    )
 
 
-def tango_power(n: int, margin: float, discordance: float, confidence: float = 0.95, difference: float = 0.0) -> float:
+def tango_power(
+    n: int, margin: float, discordance: float, confidence: float = 0.95, difference: float = 0.0
+) -> float:
     """Return the probability of passing, by enumeration of how many items differ and how many of these are losses.
 
     Args:
@@ -137,11 +160,15 @@ def tango_power(n: int, margin: float, discordance: float, confidence: float = 0
     losses = np.arange(int(high) + 1)[None, :]
     passes = tango_z(np.maximum(differing - losses, 0), losses, n, -margin) > _normal(confidence)
     loss_share = 0.5 if discordance == 0 else (discordance - difference) / (2 * discordance)
-    weights = stats.binom.pmf(differing, n, discordance) * stats.binom.pmf(losses, differing, loss_share)
+    weights = stats.binom.pmf(differing, n, discordance) * stats.binom.pmf(
+        losses, differing, loss_share
+    )
     return float((weights * passes).sum())
 
 
-def matched_items(margin: float, spread: Spread, seeds: int, confidence: float = 0.95, power: float = POWER) -> int | None:
+def matched_items(
+    margin: float, spread: Spread, seeds: int, confidence: float = 0.95, power: float = POWER
+) -> int | None:
     """Return items with which an equally good model passes `matched_lower` with the wanted power; None if no number would do.
 
     The bound of a mean that lies power's normal quantile of standard errors below 0 must still clear the margin; within 2% of exact
@@ -161,9 +188,20 @@ def _study(result: Paired | TwoWay) -> tuple[int, int, float, float | None, Spre
     """Return items, seeds, standard error (0 without variation), its degrees of freedom, spread at these trials, and note."""
     if isinstance(result, Paired):
         variance = float(result.differences.var(ddof=1)) if result.n > 1 else 0.0
-        return result.n, 1, math.sqrt(variance / result.n), result.n - 1.0 if variance > 0 else None, Spread(variance), COVERS["items"]
+        return (
+            result.n,
+            1,
+            math.sqrt(variance / result.n),
+            result.n - 1.0 if variance > 0 else None,
+            Spread(variance),
+            COVERS["items"],
+        )
     parts = result.components
-    spread = Spread(0.0) if parts is None else Spread(parts.item, parts.seed or 0.0, parts.residual or 0.0)
+    spread = (
+        Spread(0.0)
+        if parts is None
+        else Spread(parts.item, parts.seed or 0.0, parts.residual or 0.0)
+    )
     note = f"{result.note} {SKEWED}" if len(result.seeds) > 1 else result.note
     return result.items, len(result.seeds), result.se or 0.0, result.df, spread, note
 

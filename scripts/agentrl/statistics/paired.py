@@ -36,10 +36,18 @@ COVERS: Final = MappingProxyType(
         "comparison is conditional on these streams, and more trials widen that.",
     }
 )
-MAX_DENOMINATOR: Final = 1000  # k trials give multiples of 1/k; finer scores than this are resampled
-LATTICE_TOLERANCE: Final = 1e-9  # a mean of k scores misses its lattice by some 1e-16, any other value by more
-TIE_TOLERANCE: Final = 1e-12  # float noise of a sum or of a probability; far below one item or one resample
-MAX_SIGN_STEPS: Final = 2**27  # additions of an exact sign-flip distribution, about 0.2 s; beyond it signs are drawn
+MAX_DENOMINATOR: Final = (
+    1000  # k trials give multiples of 1/k; finer scores than this are resampled
+)
+LATTICE_TOLERANCE: Final = (
+    1e-9  # a mean of k scores misses its lattice by some 1e-16, any other value by more
+)
+TIE_TOLERANCE: Final = (
+    1e-12  # float noise of a sum or of a probability; far below one item or one resample
+)
+MAX_SIGN_STEPS: Final = (
+    2**27
+)  # additions of an exact sign-flip distribution, about 0.2 s; beyond it signs are drawn
 CHUNK_CELLS: Final = 2**22  # resampled indices held at once: 32 MiB
 
 
@@ -192,7 +200,9 @@ def mean_distribution(values: ArrayLike, draws: int | None = None) -> Distributi
     return Distribution(sums / (denominator * draws), probability)
 
 
-def item_bootstrap(differences: ArrayLike, confidence: float = 0.95, *, seed: int = 0, resamples: int = 100_000) -> Interval:
+def item_bootstrap(
+    differences: ArrayLike, confidence: float = 0.95, *, seed: int = 0, resamples: int = 100_000
+) -> Interval:
     """Return the percentile bootstrap interval of the mean of the item differences.
 
     Low and high are the smallest d with P(D <= d) >= (1 - c) / 2 and >= (1 + c) / 2 at confidence c, D being
@@ -274,7 +284,9 @@ def smallest_significant_wins(n: int, alpha: float = 0.05) -> int | None:
     """
     check_items(n)
     check_open_unit(alpha, "alpha")
-    return next((wins for wins in range(1, n + 1) if mcnemar_exact(wins, 0) <= alpha + TIE_TOLERANCE), None)
+    return next(
+        (wins for wins in range(1, n + 1) if mcnemar_exact(wins, 0) <= alpha + TIE_TOLERANCE), None
+    )
 
 
 def zero_drop_gate(pair: Paired) -> Gate:
@@ -288,10 +300,14 @@ def zero_drop_gate(pair: Paired) -> Gate:
     rate = None if null is None else float(null.probability[null.support < -TIE_TOLERANCE].sum())
     source = "The false-alarm rate is a plug-in estimate from the observed differences."
     if rate is None:
-        source = f"No false-alarm rate: the differences share no denominator up to {MAX_DENOMINATOR}."
+        source = (
+            f"No false-alarm rate: the differences share no denominator up to {MAX_DENOMINATOR}."
+        )
     elif pair.wins + pair.losses == 0:
         source += " No item differed, so its 0 is no promise."
-    return Gate(pair.difference >= -TIE_TOLERANCE, pair.difference, rate, f"{COVERS['gate']} {source}")
+    return Gate(
+        pair.difference >= -TIE_TOLERANCE, pair.difference, rate, f"{COVERS['gate']} {source}"
+    )
 
 
 def zero_drop_false_alarm(n: int, discordance: float) -> float:
@@ -345,7 +361,9 @@ def _convolve_power(probability: NDArray[np.float64], power: int) -> NDArray[np.
     length = power * (len(probability) - 1) + 1
     padded = fft.next_fast_len(length, real=True)
     raw = fft.irfft(fft.rfft(probability, padded) ** power, padded)[:length]
-    positive = np.clip(raw, 0.0, None)  # cells that are zero come back as tiny numbers of either sign
+    positive = np.clip(
+        raw, 0.0, None
+    )  # cells that are zero come back as tiny numbers of either sign
     return positive / positive.sum()
 
 
@@ -381,7 +399,11 @@ def _drawn_sign_flip(values: NDArray[np.float64], seed: int, resamples: int) -> 
     if resamples < 1:
         raise StatisticsError(f"resamples is {resamples}, expected at least 1")
     rng = np.random.Generator(np.random.Philox(seed))
-    rows, hits, reached = max(1, CHUNK_CELLS // len(values)), 1, abs(values.sum()) - TIE_TOLERANCE * len(values)
+    rows, hits, reached = (
+        max(1, CHUNK_CELLS // len(values)),
+        1,
+        abs(values.sum()) - TIE_TOLERANCE * len(values),
+    )
     for start in range(0, resamples, rows):
         signs = rng.integers(2, size=(min(rows, resamples - start), len(values)), dtype=np.int8)
         hits += int(np.count_nonzero(np.abs((2 * signs - 1) @ values) >= reached))
@@ -401,7 +423,9 @@ def _checked_values(values: ArrayLike) -> NDArray[np.float64]:
     """Return the values as a flat float array; refuse none, more than one axis, or any outside [-1, 1]."""
     numbers = np.asarray(values, dtype=np.float64)
     if numbers.ndim != 1 or numbers.size == 0:
-        raise StatisticsError(f"expected a non-empty list of item differences, got shape {numbers.shape}")
+        raise StatisticsError(
+            f"expected a non-empty list of item differences, got shape {numbers.shape}"
+        )
     outside = numbers[~(np.abs(numbers) <= 1)]  # NaN compares false
     if outside.size:
         found = some(map(str, outside.tolist()))

@@ -14,7 +14,13 @@ from typing import Final
 import numpy as np
 from scipy import stats
 
-from agentrl.statistics.paired import TIE_TOLERANCE, check_items, check_open_unit, smallest_significant_wins, zero_drop_false_alarm
+from agentrl.statistics.paired import (
+    TIE_TOLERANCE,
+    check_items,
+    check_open_unit,
+    smallest_significant_wins,
+    zero_drop_false_alarm,
+)
 from agentrl.statistics.scores import StatisticsError
 from agentrl.statistics.two_way import INFERENTIAL_SEEDS, TwoWay
 from agentrl.statistics.variance import satterthwaite
@@ -72,7 +78,9 @@ class Spread:
         if design.seeds == 1:
             return float(np.sqrt(item / design.items)), design.items - 1.0
         variance = (item + seed - residual) / (design.items * design.seeds)
-        return float(np.sqrt(variance)), float(satterthwaite(item, seed, residual, design.items, design.seeds))
+        return float(np.sqrt(variance)), float(
+            satterthwaite(item, seed, residual, design.items, design.seeds)
+        )
 
 
 def assumed_spread(discordance: float, seed_sd: float = 0.0, repeatable: float = 0.5) -> Spread:
@@ -111,7 +119,13 @@ def observed_spread(estimate: TwoWay) -> Spread:
     trial, stream = parts.trial or 0.0, parts.stream or 0.0
     interaction = parts.interaction if parts.interaction is not None else parts.residual or 0.0
     shared = trial if parts.seed is None else stream
-    return Spread(max(parts.item - shared / estimate.trials, 0.0), parts.seed or 0.0, interaction, trial, stream)
+    return Spread(
+        max(parts.item - shared / estimate.trials, 0.0),
+        parts.seed or 0.0,
+        interaction,
+        trial,
+        stream,
+    )
 
 
 def mcnemar_power(n: int, gain: float, discordance: float, alpha: float = 0.05) -> float:
@@ -132,13 +146,19 @@ def mcnemar_power(n: int, gain: float, discordance: float, alpha: float = 0.05) 
     if discordance == 0:
         return 0.0
     differing = np.arange(n + 1)
-    limit = stats.binom.ppf(alpha / 2, differing, 0.5)  # smallest L with P(<= L) >= alpha / 2: significant only where equal
-    limit = np.where(stats.binom.cdf(limit, differing, 0.5) <= alpha / 2 + TIE_TOLERANCE, limit, limit - 1)
+    limit = stats.binom.ppf(
+        alpha / 2, differing, 0.5
+    )  # smallest L with P(<= L) >= alpha / 2: significant only where equal
+    limit = np.where(
+        stats.binom.cdf(limit, differing, 0.5) <= alpha / 2 + TIE_TOLERANCE, limit, limit - 1
+    )
     found = stats.binom.cdf(limit, differing, (discordance - gain) / (2 * discordance))
     return float(stats.binom.pmf(differing, n, discordance) @ np.where(limit >= 0, found, 0.0))
 
 
-def smallest_mcnemar_gain(n: int, discordance: float, alpha: float = 0.05, power: float = 0.8) -> float | None:
+def smallest_mcnemar_gain(
+    n: int, discordance: float, alpha: float = 0.05, power: float = 0.8
+) -> float | None:
     """Return the smallest gain that the exact McNemar test finds with the wanted power, to a hundredth of a point.
 
     `discordance` is the share of items that differ anyway; a gain above it raises it to the gain, all wins. None where not even a win
@@ -154,14 +174,18 @@ def smallest_mcnemar_gain(n: int, discordance: float, alpha: float = 0.05, power
     return None if steps is None else steps * RESOLUTION
 
 
-def mcnemar_items(gain: float, discordance: float, alpha: float = 0.05, power: float = 0.8) -> int | None:
+def mcnemar_items(
+    gain: float, discordance: float, alpha: float = 0.05, power: float = 0.8
+) -> int | None:
     """Return items with which the exact McNemar test finds the gain; None above 100,000.
 
     Exact power is a saw: it dips where one more item moves the critical count. The answer has the wanted power, and a few items more
     may lack it by a little.
     """
     _check_gain(gain)
-    return smallest_size(lambda n: mcnemar_power(n, gain, max(gain, discordance), alpha) >= power, 1, MOST_ITEMS)
+    return smallest_size(
+        lambda n: mcnemar_power(n, gain, max(gain, discordance), alpha) >= power, 1, MOST_ITEMS
+    )
 
 
 def t_power(design: Design, gain: float, spread: Spread) -> float:
@@ -181,7 +205,11 @@ def t_power(design: Design, gain: float, spread: Spread) -> float:
 
 def smallest_t_gain(design: Design, spread: Spread) -> float | None:
     """Return the smallest gain that the t interval shows with the design's power, to a hundredth of a point; None if above 1."""
-    steps = smallest_size(lambda steps: t_power(design, steps * RESOLUTION, spread) >= design.power, 1, round(1 / RESOLUTION))
+    steps = smallest_size(
+        lambda steps: t_power(design, steps * RESOLUTION, spread) >= design.power,
+        1,
+        round(1 / RESOLUTION),
+    )
     return None if steps is None else steps * RESOLUTION
 
 
@@ -194,9 +222,17 @@ def needed(design: Design, gain: float, spread: Spread) -> dict[str, int | None]
     _check_gain(gain)
 
     def least(name: str, low: int, most: int) -> int | None:
-        return smallest_size(lambda size: t_power(replace(design, **{name: size}), gain, spread) >= design.power, low, most)
+        return smallest_size(
+            lambda size: t_power(replace(design, **{name: size}), gain, spread) >= design.power,
+            low,
+            most,
+        )
 
-    return {"items": least("items", 2, MOST_ITEMS), "trials": least("trials", 1, MOST_REPEATS), "seeds": least("seeds", 2, MOST_REPEATS)}
+    return {
+        "items": least("items", 2, MOST_ITEMS),
+        "trials": least("trials", 1, MOST_REPEATS),
+        "seeds": least("seeds", 2, MOST_REPEATS),
+    }
 
 
 def smallest_size(enough: Callable[[int], bool], low: int, most: int) -> int | None:
@@ -221,7 +257,12 @@ def false_alarms(n: int, discordances: Iterable[float]) -> dict[float, float]:
 
 
 def sentences(
-    design: Design, wanted: float, discordance: float, spread: Spread, gate_items: int, gate_discordances: Sequence[float]
+    design: Design,
+    wanted: float,
+    discordance: float,
+    spread: Spread,
+    gate_items: int,
+    gate_discordances: Sequence[float],
 ) -> list[str]:
     """Return three plain sentences for the top of a report: what the design sees, what the wanted gain takes, how the gate errs.
 
@@ -253,7 +294,11 @@ def _sees(design: Design, discordance: float, spread: Spread) -> str:
         smallest = smallest_mcnemar_gain(design.items, discordance, design.alpha, design.power)
         return f"{size}: significance takes at least {wins} wins to 0 losses, and {_smallest_words(smallest, design.power)}."
     scope = "" if design.seeds > 1 else " (for these policies, not for other seeds)"
-    few = f"; fewer than {INFERENTIAL_SEEDS} seeds are descriptive only" if 1 < design.seeds < INFERENTIAL_SEEDS else ""
+    few = (
+        f"; fewer than {INFERENTIAL_SEEDS} seeds are descriptive only"
+        if 1 < design.seeds < INFERENTIAL_SEEDS
+        else ""
+    )
     return f"{size}: {_smallest_words(smallest_t_gain(design, spread), design.power)}{scope}{few}."
 
 
@@ -270,9 +315,7 @@ def takes(design: Design, wanted: float, discordance: float, spread: Spread) -> 
     if design.seeds == 1 and design.trials == 1:
         chance = mcnemar_power(design.items, wanted, max(wanted, discordance), design.alpha)
         items = mcnemar_items(wanted, discordance, design.alpha, design.power)
-        return (
-            f"{goal} (this design: {chance:.0%}) it takes {f'more than {MOST_ITEMS:,} items' if items is None else _count(items, 'item')}."
-        )
+        return f"{goal} (this design: {chance:.0%}) it takes {f'more than {MOST_ITEMS:,} items' if items is None else _count(items, 'item')}."
     each = needed(design, wanted, spread)
     sizes = {name: size for name, size in each.items() if name != "seeds" or design.seeds > 1}
     ways = " or ".join(_count(size, name[:-1]) for name, size in sizes.items() if size is not None)
@@ -282,7 +325,11 @@ def takes(design: Design, wanted: float, discordance: float, spread: Spread) -> 
 
 
 def _smallest_words(gain: float | None, power: float) -> str:
-    return "no gain is found" if gain is None else f"the smallest gain found with {power:.0%} power is {_points(gain)}"
+    return (
+        "no gain is found"
+        if gain is None
+        else f"the smallest gain found with {power:.0%} power is {_points(gain)}"
+    )
 
 
 def _count(size: int, what: str) -> str:

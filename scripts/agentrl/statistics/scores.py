@@ -38,7 +38,9 @@ def score_grid(table: pd.DataFrame, name: str) -> pd.DataFrame:
     return table.astype({"score": np.float64}).pivot(index="item", columns="trial", values="score")
 
 
-def seed_differences(baseline: pd.DataFrame, candidates: Mapping[int, pd.DataFrame]) -> pd.DataFrame:
+def seed_differences(
+    baseline: pd.DataFrame, candidates: Mapping[int, pd.DataFrame]
+) -> pd.DataFrame:
     """Return candidate score - baseline score of the same item and trial, one row per (item, seed, trial), in [-1, 1].
 
     Trial by trial, because both sides of a trial draw from one random stream: what it does to both cancels. The baseline's trials are
@@ -95,14 +97,24 @@ def pass_hat_k(table: pd.DataFrame) -> dict[int, float]:
     """
     grid = score_grid(table, "pass^k")
     if not grid.isin([0.0, 1.0]).to_numpy().all():
-        raise StatisticsError("pass^k: a score lies between 0 and 1; it counts successes, so expected only 0 and 1")
+        raise StatisticsError(
+            "pass^k: a score lies between 0 and 1; it counts successes, so expected only 0 and 1"
+        )
     trials, successes = grid.shape[1], [int(count) for count in grid.sum(axis=1)]
-    return {k: sum(comb(count, k) for count in successes) / (comb(trials, k) * len(successes)) for k in range(1, trials + 1)}
+    return {
+        k: sum(comb(count, k) for count in successes) / (comb(trials, k) * len(successes))
+        for k in range(1, trials + 1)
+    }
 
 
-def same_labels(baseline: pd.Index, candidate: pd.Index, what: str, candidate_name: str = "candidate") -> None:
+def same_labels(
+    baseline: pd.Index, candidate: pd.Index, what: str, candidate_name: str = "candidate"
+) -> None:
     """Refuse labels that only one of the two tables has, naming them and the table that lacks them."""
-    for name, have, want in ((candidate_name, candidate, baseline), ("baseline", baseline, candidate)):
+    for name, have, want in (
+        (candidate_name, candidate, baseline),
+        ("baseline", baseline, candidate),
+    ):
         lacking = want.difference(have).tolist()
         if lacking:
             names = some(map(repr, lacking))
@@ -118,17 +130,25 @@ def some(parts: Iterable[str]) -> str:
 
 def _check_columns(table: pd.DataFrame, name: str, value: str, further: Sequence[str] = ()) -> None:
     """Refuse a table that is empty, lacks a column, or holds the wrong type."""
-    absent = [column for column in ("item", *further, "trial", value) if column not in table.columns]
+    absent = [
+        column for column in ("item", *further, "trial", value) if column not in table.columns
+    ]
     if absent:
-        raise StatisticsError(f"{name}: no column {', '.join(absent)}; found {some(map(str, table.columns))}")
+        raise StatisticsError(
+            f"{name}: no column {', '.join(absent)}; found {some(map(str, table.columns))}"
+        )
     if table.empty:
         raise StatisticsError(f"{name}: no rows")
     wrong = [item for item in table["item"] if not isinstance(item, str)]
     if wrong:
-        raise StatisticsError(f"{name}: item must be str, found {some(map(repr, wrong))}; read it as str")
+        raise StatisticsError(
+            f"{name}: item must be str, found {some(map(repr, wrong))}; read it as str"
+        )
     for column in (*further, "trial"):
         if not pd.api.types.is_integer_dtype(table[column]) or table[column].isna().any():
-            raise StatisticsError(f"{name}: {column} must be a whole number, found {table[column].dtype} or a gap")
+            raise StatisticsError(
+                f"{name}: {column} must be a whole number, found {table[column].dtype} or a gap"
+            )
     if not pd.api.types.is_numeric_dtype(table[value]):
         raise StatisticsError(f"{name}: {value} must be a number, found {table[value].dtype}")
 
@@ -137,8 +157,12 @@ def _check_range(table: pd.DataFrame, name: str, value: str, low: int) -> None:
     """Refuse a value outside [low, 1], NaN included."""
     outside = table[~table[value].between(low, 1)]  # NaN is between nothing
     if len(outside):
-        cells = (f"{row.item!r} trial {row.trial}: {getattr(row, value)}" for row in outside.itertuples())
-        raise StatisticsError(f"{name}: {value} is no number in [{low}, 1] for {some(cells)}; rerun these")
+        cells = (
+            f"{row.item!r} trial {row.trial}: {getattr(row, value)}" for row in outside.itertuples()
+        )
+        raise StatisticsError(
+            f"{name}: {value} is no number in [{low}, 1] for {some(cells)}; rerun these"
+        )
 
 
 def _check_complete(table: pd.DataFrame, name: str, keys: list[str]) -> None:
@@ -150,9 +174,15 @@ def _check_complete(table: pd.DataFrame, name: str, keys: list[str]) -> None:
     levels = [rows.unique(level) for level in range(len(keys))]
     if len(rows) < np.prod([len(level) for level in levels]):
         missing = pd.MultiIndex.from_product(levels).difference(rows)
-        raise StatisticsError(f"{name}: no row for {_cells(missing)}; rerun these, nothing is imputed")
+        raise StatisticsError(
+            f"{name}: no row for {_cells(missing)}; rerun these, nothing is imputed"
+        )
 
 
 def _cells(keys: pd.MultiIndex) -> str:
     """Return the first (item, ..., trial) keys as text."""
-    return some(f"{item!r} " + " ".join(f"{key} {value}" for key, value in zip(keys.names[1:], rest, strict=True)) for item, *rest in keys)
+    return some(
+        f"{item!r} "
+        + " ".join(f"{key} {value}" for key, value in zip(keys.names[1:], rest, strict=True))
+        for item, *rest in keys
+    )

@@ -97,7 +97,9 @@ def two_way_mean(differences: pd.DataFrame, confidence: float = 0.95) -> TwoWay:
         difference=float(cells.mean()),
         se=se,
         df=df,
-        interval=None if se is None else Interval(low, high, "two-way-t" if k > 1 else "item-t", note, confidence),
+        interval=None
+        if se is None
+        else Interval(low, high, "two-way-t" if k > 1 else "item-t", note, confidence),
         p=p,
         components=parts,
         seed_means=tuple(cells.mean(axis=0).tolist()),
@@ -109,7 +111,9 @@ def two_way_mean(differences: pd.DataFrame, confidence: float = 0.95) -> TwoWay:
     )
 
 
-def crossed_bootstrap(differences: pd.DataFrame, confidence: float = 0.95, *, seed: int = 0, resamples: int = 10_000) -> Interval:
+def crossed_bootstrap(
+    differences: pd.DataFrame, confidence: float = 0.95, *, seed: int = 0, resamples: int = 10_000
+) -> Interval:
     """Return the percentile interval of the mean when items and training seeds are each resampled with replacement.
 
     Descriptive: with few seeds it is too narrow (`COVERS["crossed"]`), as k values resampled have only (k - 1) / k of their variance
@@ -128,7 +132,9 @@ def crossed_bootstrap(differences: pd.DataFrame, confidence: float = 0.95, *, se
     if resamples < 1:
         raise StatisticsError(f"resamples is {resamples}, expected at least 1")
     cube, seeds = difference_cube(differences)
-    means = _crossed_means(cube.mean(axis=2), np.random.Generator(np.random.Philox(seed)), resamples)
+    means = _crossed_means(
+        cube.mean(axis=2), np.random.Generator(np.random.Philox(seed)), resamples
+    )
     levels = ((1 - confidence) / 2, (1 + confidence) / 2)
     low, high = (float(np.quantile(means, level, method="inverted_cdf")) for level in levels)
     note = COVERS["crossed"] if len(seeds) > 1 else f"{COVERS['crossed']} {COVERS['one seed']}"
@@ -153,7 +159,9 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     return {name: adjusted[name] for name in p_values}
 
 
-def _crossed_means(cells: NDArray[np.float64], rng: np.random.Generator, resamples: int) -> NDArray[np.float64]:
+def _crossed_means(
+    cells: NDArray[np.float64], rng: np.random.Generator, resamples: int
+) -> NDArray[np.float64]:
     """Return `resamples` grand means of resampled items x resampled seeds, in chunks of bounded memory."""
     n, k = cells.shape
     rows, parts = max(1, CHUNK_CELLS // n), []
@@ -175,7 +183,11 @@ def _error(cells: NDArray[np.float64], squares: Anova | None) -> tuple[float | N
     items = len(cells)
     if items == 1:
         return None, None
-    variance, df = (cells.var(ddof=1) / items, items - 1.0) if squares is None else (squares.variance, squares.df)
+    variance, df = (
+        (cells.var(ddof=1) / items, items - 1.0)
+        if squares is None
+        else (squares.variance, squares.df)
+    )
     se = math.sqrt(variance)
     return (se, float(df)) if se > TIE_TOLERANCE else (None, None)
 
@@ -201,7 +213,11 @@ def _note(cells: NDArray[np.float64], components: Components | None, se: float |
     if items == 1:
         sentences.append("One item only: no interval, as nothing shows how items differ.")
     elif se is None:
-        sentences.append(f"All {items} items differ alike: no t interval, as nothing varies; that is no certainty.")
+        sentences.append(
+            f"All {items} items differ alike: no t interval, as nothing varies; that is no certainty."
+        )
     elif components is not None and "seed" in components.truncated:
-        sentences.append("The seeds differ less than noise alone would make them: their component stands as 0.")
+        sentences.append(
+            "The seeds differ less than noise alone would make them: their component stands as 0."
+        )
     return " ".join(sentences)

@@ -21,8 +21,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-SEED_FOLD: Final = 2.5  # calibrated by benchmarks/statistics/coverage.py: keeps 5 and 10 seeds within 93-97%
-ROUNDING: Final = 1e-12  # a variance estimate this far below 0 is float noise, not a negative estimate
+SEED_FOLD: Final = (
+    2.5  # calibrated by benchmarks/statistics/coverage.py: keeps 5 and 10 seeds within 93-97%
+)
+ROUNDING: Final = (
+    1e-12  # a variance estimate this far below 0 is float noise, not a negative estimate
+)
 
 
 @dataclass(frozen=True)
@@ -85,12 +89,18 @@ def anova(cells: NDArray[np.float64]) -> Anova:
     grand = cells.mean(axis=(-2, -1), keepdims=True)
     item = k * ((item_means - grand) ** 2).sum(axis=(-2, -1)) / (n - 1)
     seed = n * ((seed_means - grand) ** 2).sum(axis=(-2, -1)) / (k - 1)
-    residual = ((cells - item_means - seed_means + grand) ** 2).sum(axis=(-2, -1)) / ((n - 1) * (k - 1))
-    variance = (np.maximum(item - residual, 0) + np.maximum(seed - residual, 0) + residual) / (n * k)
+    residual = ((cells - item_means - seed_means + grand) ** 2).sum(axis=(-2, -1)) / (
+        (n - 1) * (k - 1)
+    )
+    variance = (np.maximum(item - residual, 0) + np.maximum(seed - residual, 0) + residual) / (
+        n * k
+    )
     return Anova(item, seed, residual, variance, satterthwaite(item, seed, residual, n, k))
 
 
-def satterthwaite(item: ArrayLike, seed: ArrayLike, residual: ArrayLike, n: int, k: int) -> NDArray[np.float64]:
+def satterthwaite(
+    item: ArrayLike, seed: ArrayLike, residual: ArrayLike, n: int, k: int
+) -> NDArray[np.float64]:
     """Return the degrees of freedom of `anova`'s V from its three mean squares; n - 1 where all are 0."""
     item, seed, residual = np.asarray(item), np.asarray(seed) * SEED_FOLD, np.asarray(residual)
     by_item, by_seed = np.where(item > residual, item, 0.0), np.where(seed > residual, seed, 0.0)
@@ -114,16 +124,26 @@ def components(cube: NDArray[np.float64], squares: Anova | None) -> Components |
     if squares is None:
         trial = float(cube.var(axis=2, ddof=1).mean()) if trials > 1 else None
         item = float(cube.mean(axis=(1, 2)).var(ddof=1))
-        return Components(item=item, seed=None, residual=None, interaction=None, trial=trial, stream=None)
+        return Components(
+            item=item, seed=None, residual=None, interaction=None, trial=trial, stream=None
+        )
     residual = float(squares.residual)
-    raw = {"item": (float(squares.item) - residual) / k, "seed": (float(squares.seed) - residual) / items}
+    raw = {
+        "item": (float(squares.item) - residual) / k,
+        "seed": (float(squares.seed) - residual) / items,
+    }
     trial = None
     if trials > 1:
         trial, raw["stream"] = within_items(cube)
         raw["interaction"] = residual - trial / trials
     kept = {name: max(value, 0.0) for name, value in raw.items()}
     truncated = tuple(name for name, value in raw.items() if value < -ROUNDING)
-    return Components(**{"interaction": None, "stream": None, **kept}, residual=residual, trial=trial, truncated=truncated)
+    return Components(
+        **{"interaction": None, "stream": None, **kept},
+        residual=residual,
+        trial=trial,
+        truncated=truncated,
+    )
 
 
 def within_items(cube: NDArray[np.float64]) -> tuple[float, float]:

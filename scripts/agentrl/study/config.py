@@ -72,7 +72,9 @@ class Evaluation(EvaluationShape):
     @model_validator(mode="after")
     def _both_splits(self) -> "Evaluation":
         if self.select is not None and set(self.splits) != {"dev", "test"}:
-            raise ValueError(f"select: {self.select} chooses on dev and judges on test; splits must name both, found {list(self.splits)}")
+            raise ValueError(
+                f"select: {self.select} chooses on dev and judges on test; splits must name both, found {list(self.splits)}"
+            )
         return self
 
 
@@ -85,7 +87,9 @@ class RetentionChoice(Retention):
     @model_validator(mode="after")
     def _one_choice(self) -> "RetentionChoice":
         if self.ids is not None and self.ids_from is not None:
-            raise ValueError(f"ids and ids_from ({self.ids_from!r}) both choose the items; set one of them to null")
+            raise ValueError(
+                f"ids and ids_from ({self.ids_from!r}) both choose the items; set one of them to null"
+            )
         return self
 
 
@@ -100,13 +104,17 @@ class Baselines(Section):
     @property
     def recorded_file(self) -> str | None:
         """The retention baseline in the documented format, if that is what is configured."""
-        return self.retention if self.retention is not None and is_recorded(self.retention) else None
+        return (
+            self.retention if self.retention is not None and is_recorded(self.retention) else None
+        )
 
     @property
     def earlier(self) -> dict[str, str]:
         """`agent` and `retention`, as far as they come from an earlier study, -> its folder."""
         found = {"agent": self.agent, "retention": None if self.recorded_file else self.retention}
-        return {measure: str(Path(folder)) for measure, folder in found.items() if folder is not None}
+        return {
+            measure: str(Path(folder)) for measure, folder in found.items() if folder is not None
+        }
 
 
 class Study(Section):
@@ -167,23 +175,38 @@ class Study(Section):
                 "exactly one of model.start and demo_policy must be set, a start checkpoint or a recipe to make one; found model.start "
                 f"{json.dumps(self.model.start)} and demo_policy {'null' if self.demo_policy is None else 'set'}"
             )
-        for measure, source in (("agent", self.baselines.agent), ("retention", self.baselines.retention)):
+        for measure, source in (
+            ("agent", self.baselines.agent),
+            ("retention", self.baselines.retention),
+        ):
             if source is not None and Path(source) == Path("results", self.study):
-                raise ValueError(f"baselines.{measure}: {source!r} is this study itself; name an earlier one, or null to evaluate anew")
+                raise ValueError(
+                    f"baselines.{measure}: {source!r} is this study itself; name an earlier one, or null to evaluate anew"
+                )
         if self.baselines.agent is not None and is_recorded(self.baselines.agent):
-            raise ValueError(f"baselines.agent: {self.baselines.agent!r} is a file; agent baselines come from an earlier study's folder")
+            raise ValueError(
+                f"baselines.agent: {self.baselines.agent!r} is a file; agent baselines come from an earlier study's folder"
+            )
         if "baseline" in self.arms:
-            raise ValueError("arms.baseline: 'baseline' is the name of the start policy, choose another")
+            raise ValueError(
+                "arms.baseline: 'baseline' is the name of the start policy, choose another"
+            )
         if self.evaluation.select is not None and not self.compared:
-            raise ConfigError(f"evaluation.select is {self.evaluation.select}, but every arm is a placebo ({', '.join(self.placebos)})")
+            raise ConfigError(
+                f"evaluation.select is {self.evaluation.select}, but every arm is a placebo ({', '.join(self.placebos)})"
+            )
         if self.preflight.groups > self.tasks.splits.train:
-            raise ConfigError(f"preflight.groups is {self.preflight.groups}, tasks.splits.train has {self.tasks.splits.train} tasks")
+            raise ConfigError(
+                f"preflight.groups is {self.preflight.groups}, tasks.splits.train has {self.tasks.splits.train} tasks"
+            )
         self._enough_tasks("training", self.training)
         for name, arm in self.arms.items():
             try:
                 settings = arm.settings(self.training)
             except ConfigError as error:  # each value is valid, the combination is not
-                raise ConfigError(f"arms.{name}.training: {str(error).splitlines()[-1].strip().removeprefix('(top): ')}") from None
+                raise ConfigError(
+                    f"arms.{name}.training: {str(error).splitlines()[-1].strip().removeprefix('(top): ')}"
+                ) from None
             self._enough_tasks(f"arms.{name}.training", settings)
         return self
 

@@ -7,7 +7,19 @@ what was there, which is right while a study is worked on, and wrong once somebo
 from collections.abc import Iterable
 from pathlib import Path
 
-RECOMPUTED = frozenset({"all", "section", "gpu_preflight", "freeze", "plan", "admit", "statistics", "verify", "summary"})
+RECOMPUTED = frozenset(
+    {
+        "all",
+        "section",
+        "gpu_preflight",
+        "freeze",
+        "plan",
+        "admit",
+        "statistics",
+        "verify",
+        "summary",
+    }
+)
 """Rules that draw conclusions from evidence, or look at the configuration and the node: they may run again, for the same evidence gives
 the same bytes. Every other rule makes evidence, a new one too; so does `select`, because what it chooses is evaluated on test next."""
 CODE = "code_"
@@ -23,7 +35,9 @@ def refusal(study: Path, setting: str, planned: Iterable[str]) -> str | None:
         planned: names of the rules whose jobs the run holds.
     """
     summary = study / "summary" / "manifest.json"
-    making = sorted({name for name in planned if name not in RECOMPUTED and not name.startswith(CODE)})
+    making = sorted(
+        {name for name in planned if name not in RECOMPUTED and not name.startswith(CODE)}
+    )
     if setting == "replace" or not making or not summary.is_file():
         return None
     return (

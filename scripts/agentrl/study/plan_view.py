@@ -21,7 +21,12 @@ _NEW = "not made yet"
 _SHORTER = (
     (re.compile(r"^Missing output files: .*$"), _NEW),
     (re.compile(r"^Input files updated by another job: (.*)$"), r"follows from \1"),
-    (re.compile(r"^Params have changed since last execution: Union of exclusive params before and now across all output: "), ""),
+    (
+        re.compile(
+            r"^Params have changed since last execution: Union of exclusive params before and now across all output: "
+        ),
+        "",
+    ),
 )
 
 
@@ -63,7 +68,9 @@ class PlanView(logging.Filter):
     def _job(self, record: logging.LogRecord) -> bool:
         found = record.__dict__
         reason = found["reason"].replace(f"{self.root}/", "")
-        if found["rule_name"] == TARGET or (SMALL.fullmatch(found["rule_name"]) and not _CHANGED.search(reason)):
+        if found["rule_name"] == TARGET or (
+            SMALL.fullmatch(found["rule_name"]) and not _CHANGED.search(reason)
+        ):
             return False
         job = label(found["rule_name"], found["wildcards"])
         _say(record, f"{job}: {shorter(reason)}")
@@ -92,7 +99,9 @@ def table(stats: dict[str, int]) -> str:
         counts.pop(name, None)
     small = sum(counts.pop(rule) for rule in [*counts] if SMALL.fullmatch(rule))
     lines = [f"{number:5d}  {rule}" for rule, number in counts.items()]
-    lines.append(f"{sum(counts.values()):5d}  stages in all, and {small} small jobs that write down configuration and code")
+    lines.append(
+        f"{sum(counts.values()):5d}  stages in all, and {small} small jobs that write down configuration and code"
+    )
     return "\n".join([*lines, ""])
 
 

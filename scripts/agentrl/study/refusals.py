@@ -28,13 +28,22 @@ def check_start(study: Study, recorded: Path) -> None:
         is_hub_id = start.count("/") == 1 and not start.startswith((".", "/"))
         if is_hub_id or (recorded / "manifest.json").is_file():
             return
-        raise ConfigError(f"model.start: no folder {start!r}; give the folder of a checkpoint, or a hub id as owner/name")
+        raise ConfigError(
+            f"model.start: no folder {start!r}; give the folder of a checkpoint, or a hub id as owner/name"
+        )
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"model.start: {folder / 'config.json'} is missing; give the folder that save_pretrained wrote")
+        raise ConfigError(
+            f"model.start: {folder / 'config.json'} is missing; give the folder that save_pretrained wrote"
+        )
     context = read_json(folder / "config.json").get("max_position_embeddings")
-    for key, tokens in (("protocol.budget", study.protocol.budget), ("retention.max_tokens", study.retention.max_tokens)):
+    for key, tokens in (
+        ("protocol.budget", study.protocol.budget),
+        ("retention.max_tokens", study.retention.max_tokens),
+    ):
         if isinstance(context, int) and tokens >= context:
-            raise ConfigError(f"{key} is {tokens} tokens behind the prompt, the start's whole context {context} ({folder / 'config.json'})")
+            raise ConfigError(
+                f"{key} is {tokens} tokens behind the prompt, the start's whole context {context} ({folder / 'config.json'})"
+            )
 
 
 def blind(triggers: Iterable[str]) -> str | None:

@@ -17,7 +17,9 @@ from agentrl.training.settings import TrainingSettings
 
 def canonical(data: Any) -> str:
     """JSON with sorted keys and no spaces: equal data, equal bytes."""
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return json.dumps(
+        data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
 
 
 def sections(study: Study) -> dict[str, dict[str, Any]]:
@@ -51,18 +53,39 @@ def sections(study: Study) -> dict[str, dict[str, Any]]:
     if study.demo_policy is not None:
         recipe = whole["demo_policy"]
         prompt = RetentionPrompt.part(whole["retention"])
-        job = {"threads": recipe["threads"], "tasks": base, "protocol": whole["protocol"], "retention": prompt}
-        out["demo-base"] = {**job, "stage": recipe["base"], "architecture": recipe["architecture"], "drill": recipe["drill"]}
+        job = {
+            "threads": recipe["threads"],
+            "tasks": base,
+            "protocol": whole["protocol"],
+            "retention": prompt,
+        }
+        out["demo-base"] = {
+            **job,
+            "stage": recipe["base"],
+            "architecture": recipe["architecture"],
+            "drill": recipe["drill"],
+        }
         out["demo-sft"] = {**job, "stage": recipe["sft"], "lora": recipe["sft_lora"]}
     return out
 
 
 def check_taken_over(study: Study) -> None:
     """Refuse a baseline or id file that is not there. Snakemake would not where its output exists already, whatever made that."""
-    wanted = [("retention.ids_from", study.retention.ids_from), ("baselines.retention", study.baselines.recorded_file)]
-    measures = {"agent": [f"agent-{split}" for split in study.evaluation.splits], "retention": ["retention"]}
+    wanted = [
+        ("retention.ids_from", study.retention.ids_from),
+        ("baselines.retention", study.baselines.recorded_file),
+    ]
+    measures = {
+        "agent": [f"agent-{split}" for split in study.evaluation.splits],
+        "retention": ["retention"],
+    }
     for kind, folder in study.baselines.earlier.items():
-        wanted += [(f"baselines.{kind}", f"{folder}/policies/baseline/{measure}/manifest.json") for measure in measures[kind]]
+        wanted += [
+            (f"baselines.{kind}", f"{folder}/policies/baseline/{measure}/manifest.json")
+            for measure in measures[kind]
+        ]
     for key, path in wanted:
         if path is not None and not Path(path).is_file():
-            raise ConfigError(f"{key}: no file {path}; give a path that exists, as seen from the folder of the Snakefile, or null")
+            raise ConfigError(
+                f"{key}: no file {path}; give a path that exists, as seen from the folder of the Snakefile, or null"
+            )

@@ -25,7 +25,9 @@ class _StrictLoader(yaml.SafeLoader):
             if not isinstance(key, str):  # JSON would make 1 and "1" the same key
                 raise ConfigError(f"line {line}: key {key!r} is not a string; quote it")
             if key in seen:
-                raise ConfigError(f"line {line}: key {key!r} stands already on line {seen[key]}; keep one of them")
+                raise ConfigError(
+                    f"line {line}: key {key!r} stands already on line {seen[key]}; keep one of them"
+                )
             seen[key] = line
         return super().construct_mapping(node, deep)
 
@@ -34,7 +36,9 @@ class _StrictLoader(yaml.SafeLoader):
         plain = isinstance(node, yaml.ScalarNode) and node.style is None
         if plain and re.fullmatch(r"[-+]?0\d+", str(value)):
             line = node.start_mark.line + 1
-            raise ConfigError(f"line {line}: {value} has a leading zero; write a decimal integer, or quote it as a string")
+            raise ConfigError(
+                f"line {line}: {value} has a leading zero; write a decimal integer, or quote it as a string"
+            )
         return value
 
 
@@ -45,7 +49,9 @@ _SCALARS = {
     "float": r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+",
 }
 for _tag, _pattern in _SCALARS.items():
-    _StrictLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), None)
+    _StrictLoader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), None
+    )
 
 
 def parse_yaml(text: str, origin: str) -> Any:
@@ -65,10 +71,14 @@ def read_yaml(*paths: str | Path) -> dict[str, Any]:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: cannot be read ({error}); give an existing YAML file in UTF-8") from None
+            raise ConfigError(
+                f"{path}: cannot be read ({error}); give an existing YAML file in UTF-8"
+            ) from None
         content = parse_yaml(text, str(path))
         if not isinstance(content, dict):
-            raise ConfigError(f"{path}: expected a mapping of sections at the top, found {type(content).__name__}")
+            raise ConfigError(
+                f"{path}: expected a mapping of sections at the top, found {type(content).__name__}"
+            )
         merged = merge(merged, content)
     return merged
 
@@ -82,5 +92,7 @@ def retype(value: Any, path: str = "") -> Any:
         return {key: retype(item, f"{path}.{key}" if path else key) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [retype(item, path) for item in value]
-    scalar = isinstance(value, str) and any(re.fullmatch(pattern, value) for pattern in _SCALARS.values())
+    scalar = isinstance(value, str) and any(
+        re.fullmatch(pattern, value) for pattern in _SCALARS.values()
+    )
     return parse_yaml(value, f"--config {path}") if scalar else value

@@ -25,7 +25,10 @@ _BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
-_UNARY: dict[type[ast.unaryop], Callable[[Fraction], Fraction]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+_UNARY: dict[type[ast.unaryop], Callable[[Fraction], Fraction]] = {
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
 
 
 class ExpressionError(StudyError, ValueError):
@@ -64,14 +67,18 @@ def factors(expression: str) -> tuple[int, int] | None:
     left, right = node.left, node.right
     if not (isinstance(left, ast.Constant) and isinstance(right, ast.Constant)):
         return None
-    return (left.value, right.value) if type(left.value) is int and type(right.value) is int else None
+    return (
+        (left.value, right.value) if type(left.value) is int and type(right.value) is int else None
+    )
 
 
 def _value(node: ast.expr, source: str, depth: int) -> Fraction:
     if depth > MAX_DEPTH:
         raise ExpressionError(f"Ausdruck ist tiefer als {MAX_DEPTH} Ebenen geschachtelt")
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return _bounded(Fraction(ast.get_source_segment(source, node)))  # the decimal as written, not its binary neighbour
+        return _bounded(
+            Fraction(ast.get_source_segment(source, node))
+        )  # the decimal as written, not its binary neighbour
     if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
         return _UNARY[type(node.op)](_value(node.operand, source, depth + 1))
     if isinstance(node, ast.BinOp):

@@ -166,11 +166,16 @@ def run_call(environment: Environment, request: Request, turn: int) -> Call:
     return Call(turn, request.name, request.arguments, observation, kind, retained=True)
 
 
-def _invoke(environment: Environment, name: str, arguments: dict[str, Any]) -> tuple[ErrorKind | None, str]:
+def _invoke(
+    environment: Environment, name: str, arguments: dict[str, Any]
+) -> tuple[ErrorKind | None, str]:
     tool = getattr(environment, name)
     wanted = inspect.signature(tool).parameters
     if set(arguments) != set(wanted):
-        return "wrong_arguments", f"Fehler: {name} braucht genau das Argument {' und '.join(wanted)}"
+        return (
+            "wrong_arguments",
+            f"Fehler: {name} braucht genau das Argument {' und '.join(wanted)}",
+        )
     observation = tool(**arguments)
     return environment._errors[-1], observation  # noqa: SLF001 - private to TRL, which makes a tool of every public name
 
@@ -199,10 +204,21 @@ def judge(
     workflow = False
     if looked is not None and multiplied is not None:
         found = _departures(calls, looked, multiplied, invented)
-        workflow = not any(there and getattr(rules, rule) == "breaks" for rule, there in found.items())
+        workflow = not any(
+            there and getattr(rules, rule) == "breaks" for rule, there in found.items()
+        )
     correct = answer is not None and answer == truth
     errors = sum(call.error is not None for call in calls)
-    return Outcome(looked is not None, multiplied is not None, workflow, answer, correct, workflow and correct, errors, end)
+    return Outcome(
+        looked is not None,
+        multiplied is not None,
+        workflow,
+        answer,
+        correct,
+        workflow and correct,
+        errors,
+        end,
+    )
 
 
 def _milestones(calls: Sequence[Call], facts: dict[str, int]) -> tuple[int | None, int | None]:
@@ -210,11 +226,15 @@ def _milestones(calls: Sequence[Call], facts: dict[str, int]) -> tuple[int | Non
     looked = next((place for place, call in enumerate(calls) if _succeeded(call, "lookup")), None)
     if looked is None:
         return None, None
-    later = (place for place in range(looked + 1, len(calls)) if calls[place].turn > calls[looked].turn)
+    later = (
+        place for place in range(looked + 1, len(calls)) if calls[place].turn > calls[looked].turn
+    )
     return looked, next((place for place in later if _is_product(calls[place], facts)), None)
 
 
-def _departures(calls: Sequence[Call], looked: int, multiplied: int, invented: bool) -> dict[str, bool]:
+def _departures(
+    calls: Sequence[Call], looked: int, multiplied: int, invented: bool
+) -> dict[str, bool]:
     """Each rule of `config.Success` -> whether the episode departs from it."""
     between, outside = calls[looked + 1 : multiplied], [*calls[:looked], *calls[multiplied + 1 :]]
     return {

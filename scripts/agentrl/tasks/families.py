@@ -130,21 +130,28 @@ class Family:
     def scaffolds(self) -> dict[str, Scaffold]:
         """The levels of help that the prompt can give, by name."""
         levels = _load(self.source)["scaffolds"]
-        return {name: Scaffold(tuple(level["first"]), tuple(level["then"]), level["limit"]) for name, level in levels.items()}
+        return {
+            name: Scaffold(tuple(level["first"]), tuple(level["then"]), level["limit"])
+            for name, level in levels.items()
+        }
 
     def templates(self, split: str) -> list[str]:
         """Return the split's wordings; ValueError if one does not name the record id exactly once."""
         wordings = _load(self.source)[split]
         for number, text in enumerate(wordings, 1):
             if [name for _, name, _, _ in Formatter().parse(text)].count("id") != 1:
-                raise ValueError(f"{self.source}: template {number} of {split!r} needs {{id}} exactly once: {text!r}")
+                raise ValueError(
+                    f"{self.source}: template {number} of {split!r} needs {{id}} exactly once: {text!r}"
+                )
         return wordings
 
 
 FAMILIES: dict[str, Family] = {}
 
 
-def family(name: str, facts: tuple[str, str], source: Path | None = None) -> Callable[[Words], Words]:
+def family(
+    name: str, facts: tuple[str, str], source: Path | None = None
+) -> Callable[[Words], Words]:
     """Register the decorated wording function; `source` defaults to `data/{name}.json`. ValueError if the name is taken."""
 
     def register(words: Words) -> Words:
@@ -159,14 +166,27 @@ def family(name: str, facts: tuple[str, str], source: Path | None = None) -> Cal
 @family("order_total", facts=("menge", "einzelpreis"))
 def order_total(rng: Random) -> dict[str, str]:
     """Draw goods, customer and city for the total of an order; capitalised names start a sentence."""
-    goods, city, customer = (rng.choice(_load(f"{kind}.json")) for kind in ("goods", "cities", "customers"))
+    goods, city, customer = (
+        rng.choice(_load(f"{kind}.json")) for kind in ("goods", "cities", "customers")
+    )
     words = customer_forms(customer)
     words |= {name.capitalize(): text[0].upper() + text[1:] for name, text in words.items()}
-    words |= {"ware": goods["singular"], "waren": goods["plural"], "waren_dat": goods["dative_plural"]}
-    return words | {"stadt": city, "ort": f"{'aus' if customer['gender'] == 'person' else 'in'} {city}"}
+    words |= {
+        "ware": goods["singular"],
+        "waren": goods["plural"],
+        "waren_dat": goods["dative_plural"],
+    }
+    return words | {
+        "stadt": city,
+        "ort": f"{'aus' if customer['gender'] == 'person' else 'in'} {city}",
+    }
 
 
-ARTICLES = {"m": ("der ", "den ", "dem "), "f": ("die ", "die ", "der "), "n": ("das ", "das ", "dem ")}
+ARTICLES = {
+    "m": ("der ", "den ", "dem "),
+    "f": ("die ", "die ", "der "),
+    "n": ("das ", "das ", "dem "),
+}
 
 
 def customer_forms(customer: dict[str, str]) -> dict[str, str]:
@@ -191,9 +211,13 @@ def lookup_call(record_id: str) -> str:
 def generate(section: TaskSection, split: str, count: int) -> list[Task]:
     """Return the split's first `count` tasks. ValueError for an unknown split, and for what `check_family` or `check_share` refuses."""
     if split not in SPLITS:
-        raise ValueError(f"split {split!r} is not one of {', '.join(SPLITS)}; for demo training use base_tasks")
+        raise ValueError(
+            f"split {split!r} is not one of {', '.join(SPLITS)}; for demo training use base_tasks"
+        )
     seed = f"{section.family}/{section.seed}/{split}"
-    return _tasks(check_family(section), section.scaffold, split, seed, deal_pairs(section, split, count))
+    return _tasks(
+        check_family(section), section.scaffold, split, seed, deal_pairs(section, split, count)
+    )
 
 
 def base_tasks(section: BaseSection, count: int, seed: int) -> list[Task]:
@@ -213,7 +237,9 @@ def deal_pairs(section: TaskSection, split: str, count: int) -> list[Pair]:
     check_share(section, split, count)
     pairs = list(product(*_ranges(section)))
     Random(f"{section.family}/{section.seed}/pairs").shuffle(pairs)
-    return [pair for place, pair in enumerate(pairs) if SHARES[place % len(SHARES)] == split][:count]
+    return [pair for place, pair in enumerate(pairs) if SHARES[place % len(SHARES)] == split][
+        :count
+    ]
 
 
 def check_share(section: BaseSection, split: str, count: int) -> None:
@@ -233,7 +259,9 @@ def _ranges(section: BaseSection) -> tuple[range, range]:
     for name in ("quantity", "unit_price"):
         bounds = getattr(section, name)
         if not 1 <= bounds.min <= bounds.max:
-            raise ValueError(f"tasks.{name}: expected 1 <= min <= max, found min {bounds.min}, max {bounds.max}")
+            raise ValueError(
+                f"tasks.{name}: expected 1 <= min <= max, found min {bounds.min}, max {bounds.max}"
+            )
     low, high = section.quantity, section.unit_price
     return range(low.min, low.max + 1), range(high.min, high.max + 1)
 
@@ -241,10 +269,14 @@ def _ranges(section: BaseSection) -> tuple[range, range]:
 def check_family(section: BaseSection) -> Family:
     """Return the section's family. ValueError for an unknown one, and for a scaffold that it does not have; each names what there is."""
     if section.family not in FAMILIES:
-        raise ValueError(f"tasks.family: {section.family!r} is not one of {', '.join(sorted(FAMILIES))}")
+        raise ValueError(
+            f"tasks.family: {section.family!r} is not one of {', '.join(sorted(FAMILIES))}"
+        )
     kind = FAMILIES[section.family]
     if section.scaffold not in kind.scaffolds:
-        raise ValueError(f"tasks.scaffold: {section.scaffold!r} is not a level of family {kind.name}: {', '.join(kind.scaffolds)}")
+        raise ValueError(
+            f"tasks.scaffold: {section.scaffold!r} is not a level of family {kind.name}: {', '.join(kind.scaffolds)}"
+        )
     return kind
 
 
@@ -256,9 +288,21 @@ def _tasks(kind: Family, scaffold: str, split: str, seed: str, pairs: Sequence[P
         question = text.format(id=record_id, **kind.words(Random(f"{seed}/words/{number}")))
         name, wording = f"{split}-{number:04d}", f"{kind.name}/{split}/{template:02d}"
         facts = dict(zip(kind.facts, pair, strict=True))
-        task = Task(name, split, kind.name, scaffold, wording, record_id, question, facts, answer=pair[0] * pair[1])
+        task = Task(
+            name,
+            split,
+            kind.name,
+            scaffold,
+            wording,
+            record_id,
+            question,
+            facts,
+            answer=pair[0] * pair[1],
+        )
         if any(contains_fact(message["content"], task) for message in task.messages()):
-            raise ValueError(f"{kind.source}: {task.template} shows a fact: {task.question!r}; reword it")
+            raise ValueError(
+                f"{kind.source}: {task.template} shows a fact: {task.question!r}; reword it"
+            )
         tasks.append(task)
     return tasks
 
@@ -302,7 +346,9 @@ def read_tasks(path: Path) -> list[Task]:
     """Read what `write_tasks` wrote; TaskFileError at the first line that is not a sound task."""
     *lines, rest = Path(path).read_bytes().split(b"\n")
     if rest or not lines:
-        raise TaskFileError(path, len(lines) + 1, rest, "a complete last line that ends with a line feed")
+        raise TaskFileError(
+            path, len(lines) + 1, rest, "a complete last line that ends with a line feed"
+        )
     tasks: list[Task] = []
     seen: set[str] = set()
     for number, line in enumerate(lines, 1):
@@ -335,25 +381,56 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _checks(row: Any) -> Iterator[tuple[object, bool, str]]:
     """Yield (value, whether it is sound, what was expected), lazily: a later check may rely on an earlier."""
-    keys, names = sorted(row) if isinstance(row, dict) else row, [field.name for field in fields(Task)]
-    yield keys, keys == sorted(names) and isinstance(row, dict), f"an object with exactly the keys {', '.join(names)}"
+    keys, names = (
+        sorted(row) if isinstance(row, dict) else row,
+        [field.name for field in fields(Task)],
+    )
+    yield (
+        keys,
+        keys == sorted(names) and isinstance(row, dict),
+        f"an object with exactly the keys {', '.join(names)}",
+    )
     for field in fields(Task):  # exact types: a bool is no answer
         kind = get_origin(field.type) or field.type
         yield row[field.name], type(row[field.name]) is kind, f"{field.name} as {field.type}"
     task = Task(**row)
     yield task.split, task.split in (*SPLITS, BASE), f"split as one of {', '.join((*SPLITS, BASE))}"
-    yield task.id, bool(re.fullmatch(rf"{task.split}-\d{{4,}}", task.id)), f"id as {task.split}-0001"
+    yield (
+        task.id,
+        bool(re.fullmatch(rf"{task.split}-\d{{4,}}", task.id)),
+        f"id as {task.split}-0001",
+    )
     yield task.family, task.family in FAMILIES, f"family as one of {', '.join(sorted(FAMILIES))}"
     levels = FAMILIES[task.family].scaffolds
     yield task.scaffold, task.scaffold in levels, f"scaffold as one of {', '.join(levels)}"
     stem = f"{task.family}/{task.split}/"
-    yield task.template, bool(re.fullmatch(rf"{stem}\d{{2,}}", task.template)), f"template as {stem}01"
-    yield task.record_id, bool(ID_PATTERN.fullmatch(task.record_id)), f"record_id as {ID_LENGTH} consonants"
-    yield task.question, task.record_id in task.question, f"question with the record id {task.record_id}"
+    yield (
+        task.template,
+        bool(re.fullmatch(rf"{stem}\d{{2,}}", task.template)),
+        f"template as {stem}01",
+    )
+    yield (
+        task.record_id,
+        bool(ID_PATTERN.fullmatch(task.record_id)),
+        f"record_id as {ID_LENGTH} consonants",
+    )
+    yield (
+        task.question,
+        task.record_id in task.question,
+        f"question with the record id {task.record_id}",
+    )
     names, values = FAMILIES[task.family].facts, list(task.facts.values())
     positive = all(type(value) is int and value > 0 for value in values)
-    yield task.facts, tuple(task.facts) == names and positive, f"facts as positive integers {' and '.join(names)}"
-    yield task.answer, task.answer == values[0] * values[1], f"answer as the facts' product {values[0] * values[1]}"
+    yield (
+        task.facts,
+        tuple(task.facts) == names and positive,
+        f"facts as positive integers {' and '.join(names)}",
+    )
+    yield (
+        task.answer,
+        task.answer == values[0] * values[1],
+        f"answer as the facts' product {values[0] * values[1]}",
+    )
 
 
 @cache

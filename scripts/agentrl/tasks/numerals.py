@@ -5,8 +5,32 @@ import unicodedata
 from collections.abc import Collection
 from functools import lru_cache
 
-UNITS = ("null", "ein", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn", "elf", "zwölf")
-TENS = ("zehn", "zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig", "achtzig", "neunzig")
+UNITS = (
+    "null",
+    "ein",
+    "zwei",
+    "drei",
+    "vier",
+    "fünf",
+    "sechs",
+    "sieben",
+    "acht",
+    "neun",
+    "zehn",
+    "elf",
+    "zwölf",
+)
+TENS = (
+    "zehn",
+    "zwanzig",
+    "dreißig",
+    "vierzig",
+    "fünfzig",
+    "sechzig",
+    "siebzig",
+    "achtzig",
+    "neunzig",
+)
 TEENS = {16: "sechzehn", 17: "siebzehn"}
 MAX_WORD = 9999
 """Largest number whose words are known; larger ones are found in digits only."""
@@ -59,7 +83,11 @@ def number_words(number: int) -> frozenset[str]:
     words = {_fold(cardinal(number))}
     if 1100 <= number < 2000:
         rest = number % 100
-        words.add(_fold(_below_hundred(number // 100) + "hundert" + (_below_hundred(rest) if rest else "")))
+        words.add(
+            _fold(
+                _below_hundred(number // 100) + "hundert" + (_below_hundred(rest) if rest else "")
+            )
+        )
     return frozenset(words)
 
 

@@ -110,7 +110,9 @@ LORA_MACHINE: dict[str, str] = {
 """The same for `LoraConfig`."""
 
 
-def configured(settings: TrainingSettings, decoding: Decoding, budget: int, device: Model, seed: int) -> dict[str, Any]:
+def configured(
+    settings: TrainingSettings, decoding: Decoding, budget: int, device: Model, seed: int
+) -> dict[str, Any]:
     """Arguments of `GRPOConfig` that follow from the study's configuration.
 
     Args:
@@ -166,7 +168,11 @@ def recorded(arguments: Any, unrecorded: Collection[str]) -> dict[str, Any]:
     Raises:
         TypeError: an argument holds something that JSON cannot say; the message names it.
     """
-    return {f.name: _plain(f.name, getattr(arguments, f.name)) for f in fields(arguments) if f.name not in unrecorded}
+    return {
+        f.name: _plain(f.name, getattr(arguments, f.name))
+        for f in fields(arguments)
+        if f.name not in unrecorded
+    }
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -182,4 +188,6 @@ def _plain(name: str, value: Any) -> Any:
         return [_plain(name, inner) for inner in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"argument {name} holds {value!r}, expected what JSON can say; teach `arguments` its type, or leave it out by name")
+    raise TypeError(
+        f"argument {name} holds {value!r}, expected what JSON can say; teach `arguments` its type, or leave it out by name"
+    )

@@ -15,8 +15,16 @@ from agentrl.rollout.settings import Protocol
 from agentrl.rollout.trajectory import Key, Trajectory
 from agentrl.tasks.families import Task, lookup_call
 
-LOOK_UP = ("Ich schlage den Datensatz nach.", "Zuerst hole ich die Werte zur Bestellung.", "Die Werte kenne ich noch nicht, also lookup.")
-CALCULATE = ("Ich rechne mit dem Werkzeug.", "Nun das Produkt mit calculator.", "Das Produkt überlasse ich dem Rechner.")
+LOOK_UP = (
+    "Ich schlage den Datensatz nach.",
+    "Zuerst hole ich die Werte zur Bestellung.",
+    "Die Werte kenne ich noch nicht, also lookup.",
+)
+CALCULATE = (
+    "Ich rechne mit dem Werkzeug.",
+    "Nun das Produkt mit calculator.",
+    "Das Produkt überlasse ich dem Rechner.",
+)
 REPORT = ("Ich gebe das Ergebnis an.", "Das Werkzeug hat geantwortet.")
 
 
@@ -31,7 +39,12 @@ def script(task: Task, rng: Random) -> list[str]:
 
 
 def play(
-    tasks: Sequence[Task], turns: Mapping[str, Sequence[str]], chat: ChatProtocol, protocol: Protocol, policy: str, seed: int
+    tasks: Sequence[Task],
+    turns: Mapping[str, Sequence[str]],
+    chat: ChatProtocol,
+    protocol: Protocol,
+    policy: str,
+    seed: int,
 ) -> list[Trajectory]:
     """One episode per task whose assistant says `turns[task.id]`; the records name `policy`, step 0, trial 0 and `seed`."""
 

@@ -44,7 +44,14 @@ from agentrl.rollout.settings import Decoding
 from agentrl.rollout.trajectory import Key, Trajectory
 from agentrl.tasks.families import Task
 from agentrl.training import arguments
-from agentrl.training.health import EPSILON, StepRecord, advantage_tolerances, check_ratio, group_advantages, sampler_gap
+from agentrl.training.health import (
+    EPSILON,
+    StepRecord,
+    advantage_tolerances,
+    check_ratio,
+    group_advantages,
+    sampler_gap,
+)
 from agentrl.training.settings import TrainingSettings
 
 _log = logging.getLogger(__name__)
@@ -75,20 +82,47 @@ class Recorder:
     """
 
     def __init__(
-        self, rollout: Rollout, tasks: Sequence[Task], reward: RewardRule, policy: str, seed: int, work: Path, settings: TrainingSettings
+        self,
+        rollout: Rollout,
+        tasks: Sequence[Task],
+        reward: RewardRule,
+        policy: str,
+        seed: int,
+        work: Path,
+        settings: TrainingSettings,
     ) -> None:
-        self.rollout, self.reward, self.policy, self.seed, self.work, self.settings = rollout, reward, policy, seed, work, settings
-        self.table = {task.messages()[-1]["content"]: task for task in tasks}  # TRL hands over prompts only
+        self.rollout, self.reward, self.policy, self.seed, self.work, self.settings = (
+            rollout,
+            reward,
+            policy,
+            seed,
+            work,
+            settings,
+        )
+        self.table = {
+            task.messages()[-1]["content"]: task for task in tasks
+        }  # TRL hands over prompts only
         self.batch: list[Trajectory] = []
         self.step: StepRecord | None = None
 
-    def rollout_func(self, prompts: list[list[dict[str, str]]], trainer: GRPOTrainer) -> dict[str, Any]:
+    def rollout_func(
+        self, prompts: list[list[dict[str, str]]], trainer: GRPOTrainer
+    ) -> dict[str, Any]:
         """One generation batch for TRL, in its order: every prompt `group_size` times in a row."""
         tasks = [self.table[prompt[-1]["content"]] for prompt in prompts]
         seen: Counter[str] = Counter()
         keys = []
         for task in tasks:
-            keys.append(Key(self.policy, trainer.state.global_step, task.split, task.id, seen[task.id], self.seed))
+            keys.append(
+                Key(
+                    self.policy,
+                    trainer.state.global_step,
+                    task.split,
+                    task.id,
+                    seen[task.id],
+                    self.seed,
+                )
+            )
             seen[task.id] += 1
         model = trainer.accelerator.unwrap_model(trainer.model)
         model.eval()
@@ -108,16 +142,32 @@ class Recorder:
         """Compare one loss batch with the records, then write them. Raises `BoundaryError` naming episode and field."""
         rows = inputs["episode"].tolist()
         if sorted(rows) != list(range(len(self.batch))):
-            raise BoundaryError(f"the loss got rows {sorted(rows)} of {len(self.batch)} recorded episodes")
+            raise BoundaryError(
+                f"the loss got rows {sorted(rows)} of {len(self.batch)} recorded episodes"
+            )
         rewards = [_reward(episode) for episode in self.batch]
-        expected, tolerance = group_advantages(rewards, self.settings), advantage_tolerances(rewards, self.settings)
+        expected, tolerance = (
+            group_advantages(rewards, self.settings),
+            advantage_tolerances(rewards, self.settings),
+        )
         checked: list[Trajectory | None] = [None] * len(rows)
         for position, row in enumerate(rows):
             episode, advantage = self.batch[row], float(inputs["advantages"][position])
-            _compare(episode, "prompt ids", episode.prompt_ids, _kept(inputs, "prompt_ids", "prompt_mask", position))
-            mask = self._left_out(episode, inputs, position) if self.leaves_out(episode) else self._trained(episode, inputs, position)
+            _compare(
+                episode,
+                "prompt ids",
+                episode.prompt_ids,
+                _kept(inputs, "prompt_ids", "prompt_mask", position),
+            )
+            mask = (
+                self._left_out(episode, inputs, position)
+                if self.leaves_out(episode)
+                else self._trained(episode, inputs, position)
+            )
             if not abs(advantage - expected[row]) <= tolerance[row]:  # NaN compares false
-                raise BoundaryError(f"{episode.key}: TRL's advantage {advantage}, recorded rewards give {expected[row]}")
+                raise BoundaryError(
+                    f"{episode.key}: TRL's advantage {advantage}, recorded rewards give {expected[row]}"
+                )
             runs = [[value, len(list(run))] for value, run in groupby(mask)]
             checked[row] = replace(episode, advantage=round(advantage, 6), loss_runs=runs)
         recorded = [episode for episode in checked if episode is not None]
@@ -133,7 +183,12 @@ class Recorder:
     @staticmethod
     def _trained(episode: Trajectory, inputs: dict[str, Any], position: int) -> list[int]:
         """The loss mask of an episode that is trained on."""
-        _compare(episode, "completion ids", episode.completion_ids, _kept(inputs, "completion_ids", "completion_mask", position))
+        _compare(
+            episode,
+            "completion ids",
+            episode.completion_ids,
+            _kept(inputs, "completion_ids", "completion_mask", position),
+        )
         mask = _kept(inputs, "tool_mask", "completion_mask", position)
         _compare(episode, "loss mask", episode.loss_mask, mask)
         return mask
@@ -142,7 +197,12 @@ class Recorder:
     def _left_out(episode: Trajectory, inputs: dict[str, Any], position: int) -> list[int]:
         """The loss mask of an episode that is left out: nothing of it is looked at."""
         size = len(episode.completion_ids)
-        _compare(episode, "completion ids", episode.completion_ids, inputs["completion_ids"][position][:size].tolist())
+        _compare(
+            episode,
+            "completion ids",
+            episode.completion_ids,
+            inputs["completion_ids"][position][:size].tolist(),
+        )
         _compare(episode, "loss mask", [], _kept(inputs, "tool_mask", "completion_mask", position))
         return [0] * size
 
@@ -158,7 +218,9 @@ class Recorder:
         trainer: list[float] = []
         for position, row in enumerate(inputs["episode"].tolist()):
             if not self.leaves_out(self.batch[row]):
-                sampler += [score for segment in self.batch[row].sampled for score in segment.logprobs or []]
+                sampler += [
+                    score for segment in self.batch[row].sampled for score in segment.logprobs or []
+                ]
                 trainer += scores[position][kept[position]].tolist()
         if self.step is not None and trainer:
             self.step = replace(self.step, **sampler_gap(sampler, trainer))
@@ -176,7 +238,10 @@ def _kept(inputs: dict[str, Any], name: str, mask: str, row: int) -> list[int]:
 
 def _compare(episode: Trajectory, field: str, recorded: list[int], given: list[int]) -> None:
     if recorded != given:
-        at = next((i for i, (a, b) in enumerate(zip(recorded, given, strict=False)) if a != b), min(len(recorded), len(given)))
+        at = next(
+            (i for i, (a, b) in enumerate(zip(recorded, given, strict=False)) if a != b),
+            min(len(recorded), len(given)),
+        )
         raise BoundaryError(
             f"{episode.key}: TRL's {field} differ from the record at position {at} "
             f"(recorded {recorded[at : at + 3]} of {len(recorded)}, given {given[at : at + 3]} of {len(given)})"
@@ -192,7 +257,9 @@ class RecordedTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
-        output["episode"] = torch.arange(len(output["advantages"]))  # survives TRL's shuffle of the batch
+        output["episode"] = torch.arange(
+            len(output["advantages"])
+        )  # survives TRL's shuffle of the batch
         return output
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
@@ -202,9 +269,13 @@ class RecordedTrainer(GRPOTrainer):
             self.recorder.compare(inputs, self._scores)
         return loss
 
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    def _get_per_token_logps_and_entropies(
+        self, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, ...]:
         output = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        self._scores = output[0].detach()  # inside the loss: of the policy; before it: of the reference
+        self._scores = output[
+            0
+        ].detach()  # inside the loss: of the policy; before it: of the reference
         return output
 
 
@@ -215,12 +286,22 @@ class StepLog(TrainerCallback):
         self.recorder = recorder
 
     def on_log(
-        self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, logs: dict[str, Any] | None = None, **_: Any
+        self,
+        _args: TrainingArguments,
+        state: TrainerState,
+        _control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
     ) -> None:
         """One line per step in `steps.jsonl` and on stdout."""
         if logs is None or "grad_norm" not in logs or self.recorder.step is None:
             return
-        step = replace(self.recorder.step, grad_norm=float(logs["grad_norm"]), kl=float(logs.get("kl", 0.0)), loss=float(logs["loss"]))
+        step = replace(
+            self.recorder.step,
+            grad_norm=float(logs["grad_norm"]),
+            kl=float(logs.get("kl", 0.0)),
+            loss=float(logs["loss"]),
+        )
         with open(self.recorder.work / STEPS, "a", encoding="utf-8") as stream:
             stream.write(json.dumps(asdict(step), sort_keys=True) + "\n")
         self.recorder.step = step
@@ -239,9 +320,14 @@ class StepLog(TrainerCallback):
             ),
         )
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any
+    ) -> None:
         """A checkpoint without this mark was interrupted and is not resumed from."""
-        write_json(Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE, {"step": state.global_step})
+        write_json(
+            Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE,
+            {"step": state.global_step},
+        )
 
 
 class RatioGate(TrainerCallback):
@@ -250,7 +336,9 @@ class RatioGate(TrainerCallback):
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
 
-    def on_log(self, _args: TrainingArguments, _state: TrainerState, _control: TrainerControl, **_: Any) -> None:
+    def on_log(
+        self, _args: TrainingArguments, _state: TrainerState, _control: TrainerControl, **_: Any
+    ) -> None:
         """Raises `HealthError`; the step's record is on disk."""
         if self.recorder.step is not None:
             check_ratio(self.recorder.step)
@@ -275,7 +363,10 @@ def trainer(
         DeviceError: more than one GPU is visible.
     """
     check_single_gpu(device)
-    told = {**arguments.FIXED, **arguments.configured(settings, decoding, budget, device, recorder.seed)}
+    told = {
+        **arguments.FIXED,
+        **arguments.configured(settings, decoding, budget, device, recorder.seed),
+    }
     config = GRPOConfig(
         output_dir=str(recorder.work),
         save_strategy="steps",
@@ -290,7 +381,9 @@ def trainer(
         model=model,
         args=config,
         reward_funcs=recorded_reward,
-        train_dataset=Dataset.from_list([{"prompt": task.messages()} for task in recorder.table.values()]),
+        train_dataset=Dataset.from_list(
+            [{"prompt": task.messages()} for task in recorder.table.values()]
+        ),
         processing_class=tokenizer,
         rollout_func=recorder.rollout_func,
         peft_config=adapter.lora_config(settings.lora),
@@ -305,7 +398,9 @@ def effective(made: RecordedTrainer) -> dict[str, Any]:
     """What a run trains with in full, for its manifest: TRL's arguments, the LoRA's, and the one number that TRL lets nobody set."""
     return {
         "grpo_config": arguments.recorded(made.args, arguments.MACHINE),
-        "lora_config": arguments.recorded(made.model.peft_config["default"], arguments.LORA_MACHINE),
+        "lora_config": arguments.recorded(
+            made.model.peft_config["default"], arguments.LORA_MACHINE
+        ),
         "advantage_epsilon": EPSILON,
     }
 
@@ -344,14 +439,23 @@ def train(made: RecordedTrainer, work: Path) -> int:
 
 def last_checkpoint(work: Path) -> tuple[Path | None, int]:
     """The newest complete checkpoint and its step; (None, 0) to start anew."""
-    found = {int(path.name.split("-")[1]): path for path in work.glob("checkpoint-*") if (path / COMPLETE).is_file()}
+    found = {
+        int(path.name.split("-")[1]): path
+        for path in work.glob("checkpoint-*")
+        if (path / COMPLETE).is_file()
+    }
     return (found[max(found)], max(found)) if found else (None, 0)
 
 
 def rewind(work: Path, step: int) -> None:
     """Drop evidence behind a checkpoint: episodes of policies at or after `step`, step records after it, unfinished lines."""
-    for name, kept in ((EPISODES, lambda row: row["key"]["step"] < step), (STEPS, lambda row: row["step"] <= step)):
+    for name, kept in (
+        (EPISODES, lambda row: row["key"]["step"] < step),
+        (STEPS, lambda row: row["step"] <= step),
+    ):
         path = work / name
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
         whole = [line for line in lines if line.endswith("\n")]
-        write_text(path, "".join(line for line in whole if kept(json.loads(line))))  # a kill here must not cost what is kept
+        write_text(
+            path, "".join(line for line in whole if kept(json.loads(line)))
+        )  # a kill here must not cost what is kept

@@ -57,7 +57,9 @@ class StepRecord:
     def of(cls, episodes: Sequence[Trajectory], group_size: int) -> "StepRecord":
         """Counts of one batch whose groups lie in consecutive rows."""
         rewards = [episode.reward or 0.0 for episode in episodes]
-        groups = [rewards[start : start + group_size] for start in range(0, len(rewards), group_size)]
+        groups = [
+            rewards[start : start + group_size] for start in range(0, len(rewards), group_size)
+        ]
         return cls(
             step=episodes[0].key.step + 1,
             episodes=len(episodes),
@@ -65,7 +67,9 @@ class StepRecord:
             mixed_groups=sum(len(set(group)) > 1 for group in groups),
             mean_reward=round(sum(rewards) / len(rewards), 6),
             strict=sum(episode.outcome.strict for episode in episodes),
-            sampled_tokens=sum(len(segment.ids) for episode in episodes for segment in episode.sampled),
+            sampled_tokens=sum(
+                len(segment.ids) for episode in episodes for segment in episode.sampled
+            ),
         )
 
 
@@ -77,7 +81,9 @@ def sampler_gap(sampler: Sequence[float], trainer: Sequence[float]) -> dict[str,
         trainer: nats, as the loss computed them.
     """
     gaps = [theirs - ours for ours, theirs in zip(sampler, trainer, strict=True)]
-    ratios = [math.exp(min(gap, 50.0)) for gap in gaps]  # beyond it only the size of the alarm would change
+    ratios = [
+        math.exp(min(gap, 50.0)) for gap in gaps
+    ]  # beyond it only the size of the alarm would change
     low, high = RATIO_BOUNDS
     return {
         "gap_mean": round(statistics.fmean(map(abs, gaps)), 6),
@@ -104,7 +110,11 @@ def group_advantages(rewards: Sequence[float], settings: TrainingSettings) -> li
     Source: Shao et al. 2024 (arXiv 2402.03300), with TRL's epsilon.
     """
     groups = _groups(rewards, settings)
-    return [(reward - sum(group) / len(group)) / _scale(group, settings) for group in groups for reward in group]
+    return [
+        (reward - sum(group) / len(group)) / _scale(group, settings)
+        for group in groups
+        for reward in group
+    ]
 
 
 def advantage_tolerances(rewards: Sequence[float], settings: TrainingSettings) -> list[float]:
@@ -112,11 +122,18 @@ def advantage_tolerances(rewards: Sequence[float], settings: TrainingSettings) -
 
     The scale divides the rounding too: three rewards of 0.85 have a float32 mean 6e-8 off, which the epsilon alone makes 6e-4.
     """
-    return [ROUNDING / _scale(group, settings) + ROUNDING * len(group) for group in _groups(rewards, settings) for _ in group]
+    return [
+        ROUNDING / _scale(group, settings) + ROUNDING * len(group)
+        for group in _groups(rewards, settings)
+        for _ in group
+    ]
 
 
 def _groups(rewards: Sequence[float], settings: TrainingSettings) -> list[Sequence[float]]:
-    return [rewards[start : start + settings.group_size] for start in range(0, len(rewards), settings.group_size)]
+    return [
+        rewards[start : start + settings.group_size]
+        for start in range(0, len(rewards), settings.group_size)
+    ]
 
 
 def _scale(group: Sequence[float], settings: TrainingSettings) -> float:
@@ -132,7 +149,9 @@ def signal(record: StepRecord, moved: bool, settings: TrainingSettings) -> bool:
     return record.mixed_groups > 0 or (settings.kl > 0 and (moved or record.kl > 0))
 
 
-def gates(steps: Sequence[StepRecord], tensors: int, unchanged: Sequence[str], settings: TrainingSettings) -> dict[str, Any]:
+def gates(
+    steps: Sequence[StepRecord], tensors: int, unchanged: Sequence[str], settings: TrainingSettings
+) -> dict[str, Any]:
     """Check a finished run.
 
     Args:
@@ -146,19 +165,27 @@ def gates(steps: Sequence[StepRecord], tensors: int, unchanged: Sequence[str], s
     """
     numbers = [record.step for record in steps]
     if numbers != list(range(1, settings.steps + 1)):
-        raise HealthError(f"step records are {numbers[:3]}..{numbers[-1:]}, expected 1..{settings.steps}: evidence is incomplete")
+        raise HealthError(
+            f"step records are {numbers[:3]}..{numbers[-1:]}, expected 1..{settings.steps}: evidence is incomplete"
+        )
     mixed = sum(record.mixed_groups for record in steps)
     if mixed == 0:
-        raise HealthError("no group had reward variation: there was nothing to learn from; ease the task or raise the temperature")
+        raise HealthError(
+            "no group had reward variation: there was nothing to learn from; ease the task or raise the temperature"
+        )
     moved = False
     demanded: list[float] = []
     for record in steps:
         if not all(map(math.isfinite, (record.loss, record.grad_norm, record.kl))):
-            raise HealthError(f"step {record.step}: loss {record.loss}, gradient norm {record.grad_norm}, KL {record.kl}: not finite")
+            raise HealthError(
+                f"step {record.step}: loss {record.loss}, gradient norm {record.grad_norm}, KL {record.kl}: not finite"
+            )
         if signal(record, moved, settings):
             demanded.append(record.grad_norm)
             if not record.grad_norm > 0:
-                raise HealthError(f"step {record.step}: the gradient is {record.grad_norm} although the batch carries a signal")
+                raise HealthError(
+                    f"step {record.step}: the gradient is {record.grad_norm} although the batch carries a signal"
+                )
         check_ratio(record)
         moved = moved or record.grad_norm > 0
     if unchanged or tensors == 0:

@@ -29,33 +29,56 @@ class PreflightError(StudyError, RuntimeError):
 def keys(tasks: Sequence[Task], section: Preflight, seed: int) -> list[tuple[Task, Key]]:
     """Episodes to play: the first `groups` training tasks, each `group_size` times in a row."""
     return [
-        (task, Key(POLICY, 0, task.split, task.id, trial, seed)) for task in tasks[: section.groups] for trial in range(section.group_size)
+        (task, Key(POLICY, 0, task.split, task.id, trial, seed))
+        for task in tasks[: section.groups]
+        for trial in range(section.group_size)
     ]
 
 
-def play(rollout: Rollout, tasks: Sequence[Task], section: Preflight, batch_size: int, seed: int) -> Iterator[list[Trajectory]]:
+def play(
+    rollout: Rollout, tasks: Sequence[Task], section: Preflight, batch_size: int, seed: int
+) -> Iterator[list[Trajectory]]:
     """Play the groups in batches of training's shape. Raises `PreflightError` for a task that is not for training."""
     if wrong := [task.id for task in tasks if task.split != "train"]:
-        raise PreflightError(f"task {wrong[0]}: preflight samples training tasks only, so that dev and test stay unseen")
+        raise PreflightError(
+            f"task {wrong[0]}: preflight samples training tasks only, so that dev and test stay unseen"
+        )
     for batch in batched_list(keys(tasks, section, seed), rows_at_once(rollout.engine, batch_size)):
         yield rollout.play([task for task, _ in batch], [key for _, key in batch])
 
 
 def report(episodes: Sequence[Trajectory], section: Preflight, weights: Reward) -> dict[str, Any]:
     """Counts over the episodes (as an evaluation's), and mixed groups under every reward an arm could have."""
-    mixed = {name: mixed_groups(episodes, name, section.group_size, section.group_size, weights) for name in REWARDS}
+    mixed = {
+        name: mixed_groups(episodes, name, section.group_size, section.group_size, weights)
+        for name in REWARDS
+    }
     counts = measures(episodes, section.groups * section.group_size)
-    return {"groups": section.groups, "group_size": section.group_size, "counts": counts, "mixed_groups": mixed}
+    return {
+        "groups": section.groups,
+        "group_size": section.group_size,
+        "counts": counts,
+        "mixed_groups": mixed,
+    }
 
 
-def mixed_groups(episodes: Sequence[Trajectory], reward: str, sampled: int, group_size: int, weights: Reward) -> int:
+def mixed_groups(
+    episodes: Sequence[Trajectory], reward: str, sampled: int, group_size: int, weights: Reward
+) -> int:
     """Groups whose first `group_size` of `sampled` episodes differ in reward."""
     groups = [episodes[start : start + group_size] for start in range(0, len(episodes), sampled)]
-    return sum(len({REWARDS[reward](weights, episode) for episode in group}) > 1 for group in groups)
+    return sum(
+        len({REWARDS[reward](weights, episode) for episode in group}) > 1 for group in groups
+    )
 
 
 def verdict(
-    episodes: Sequence[Trajectory], name: str, arm: Arm, section: Preflight, base: TrainingSettings, weights: Reward
+    episodes: Sequence[Trajectory],
+    name: str,
+    arm: Arm,
+    section: Preflight,
+    base: TrainingSettings,
+    weights: Reward,
 ) -> dict[str, Any]:
     """Whether an arm could learn, with the group size it would train with. Raises `PreflightError` where no group is mixed."""
     size = arm.settings(base).group_size
@@ -68,12 +91,21 @@ def verdict(
             f"{counts['calculation']} calculated); ease the task, raise decoding.temperature, arms.{name}.training.group_size or "
             f"preflight.groups, or take arms.{name} out of the configuration"
         )
-    return {"arm": name, "reward": arm.reward, "groups": section.groups, "group_size": size, "mixed_groups": mixed}
+    return {
+        "arm": name,
+        "reward": arm.reward,
+        "groups": section.groups,
+        "group_size": size,
+        "mixed_groups": mixed,
+    }
 
 
 def rates(found: Mapping[str, Any]) -> str:
     """One line about a preflight's report."""
     counts = found["counts"]
-    shares = ", ".join(f"{name} {counts[name]}" for name in ("strict_success", "lookup", "calculation", "token_cap", "turn_cap"))
+    shares = ", ".join(
+        f"{name} {counts[name]}"
+        for name in ("strict_success", "lookup", "calculation", "token_cap", "turn_cap")
+    )
     mixed = ", ".join(f"{name} {number}" for name, number in found["mixed_groups"].items())
     return f"preflight: {counts['episodes']} episodes ({shares}); mixed groups of {found['groups']}: {mixed}"

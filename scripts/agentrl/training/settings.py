@@ -93,7 +93,9 @@ class TrainingSettings(Section):
     @model_validator(mode="after")
     def _groups_fill_batch(self) -> "TrainingSettings":
         if self.batch_size % self.group_size:
-            raise ValueError(f"group_size {self.group_size} does not divide batch_size {self.batch_size}")
+            raise ValueError(
+                f"group_size {self.group_size} does not divide batch_size {self.batch_size}"
+            )
         return self
 
     @property
@@ -108,8 +110,17 @@ def _partial(model: type[Section]) -> type[Section]:
     fields: dict[str, Any] = {}
     for name in model.model_fields:
         inner = hints[name]
-        fields[name] = ((_partial(inner) if isinstance(inner, type) and issubclass(inner, Section) else inner) | None, None)
-    return create_model(f"{model.__name__}Overrides", __base__=Section, __doc__=f"Some keys of `{model.__name__}`.", **fields)
+        fields[name] = (
+            (_partial(inner) if isinstance(inner, type) and issubclass(inner, Section) else inner)
+            | None,
+            None,
+        )
+    return create_model(
+        f"{model.__name__}Overrides",
+        __base__=Section,
+        __doc__=f"Some keys of `{model.__name__}`.",
+        **fields,
+    )
 
 
 TrainingOverrides = _partial(TrainingSettings)
@@ -139,11 +150,17 @@ class Arm(Section):
     def content(self) -> dict[str, Any]:
         """Plain data with only those overrides that are set: an arm's section and its record in the training manifest."""
         warmup = None if self.warmup is None else self.warmup.model_dump(mode="json")
-        return {"reward": self.reward, "training": self.training.model_dump(mode="json", exclude_none=True), "warmup": warmup}
+        return {
+            "reward": self.reward,
+            "training": self.training.model_dump(mode="json", exclude_none=True),
+            "warmup": warmup,
+        }
 
     def settings(self, base: TrainingSettings) -> TrainingSettings:
         """The effective settings: `base` below this arm's overrides. Raises `ConfigError` where they do not go together."""
-        merged = merge(TrainingSettings.part(base.model_dump(mode="json")), self.content()["training"])
+        merged = merge(
+            TrainingSettings.part(base.model_dump(mode="json")), self.content()["training"]
+        )
         return validate(merged, TrainingSettings, "training with the arm's overrides")
 
 

@@ -101,7 +101,13 @@ def train(
         work: folder for what `Trainer` wants to write.
         arguments: further `TrainingArguments`: device, precision, gradient checkpointing.
     """
-    rows = [{"input_ids": e.ids, "labels": [i if m else -100 for i, m in zip(e.ids, e.mask, strict=True)]} for e in found]
+    rows = [
+        {
+            "input_ids": e.ids,
+            "labels": [i if m else -100 for i, m in zip(e.ids, e.mask, strict=True)],
+        }
+        for e in found
+    ]
     settings = TrainingArguments(
         output_dir=str(work),
         max_steps=schedule.steps,
@@ -128,7 +134,16 @@ def train(
 class LossLog(TrainerCallback):
     """Shows progress as one line per logged step."""
 
-    def on_log(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, logs: dict[str, Any], **_: Any) -> None:
+    def on_log(
+        self,
+        _args: TrainingArguments,
+        state: TrainerState,
+        _control: TrainerControl,
+        logs: dict[str, Any],
+        **_: Any,
+    ) -> None:
         """Step and mean loss since the last line."""
         if "loss" in logs:
-            _log.info("step %d of %d, loss %.3f", state.global_step, state.max_steps, float(logs["loss"]))
+            _log.info(
+                "step %d of %d, loss %.3f", state.global_step, state.max_steps, float(logs["loss"])
+            )

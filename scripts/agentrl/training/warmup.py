@@ -23,12 +23,18 @@ class WarmupError(StudyError, RuntimeError):
     """The warm-up cannot teach what it should; the message names task and reason."""
 
 
-def demonstrate(tasks: Sequence[Task], chat: ChatProtocol, protocol: Protocol, policy: str, seed: int) -> list[Trajectory]:
+def demonstrate(
+    tasks: Sequence[Task], chat: ChatProtocol, protocol: Protocol, policy: str, seed: int
+) -> list[Trajectory]:
     """One strict success per training task. Raises `WarmupError` for a task of another split, or one that the protocol cuts short."""
     if wrong := [task.id for task in tasks if task.split != "train"]:
-        raise WarmupError(f"task {wrong[0]}: demonstrations are made of training tasks only, so that dev and test stay unseen")
+        raise WarmupError(
+            f"task {wrong[0]}: demonstrations are made of training tasks only, so that dev and test stay unseen"
+        )
     rng = Random(f"warm-up/{seed}")
-    played = expert.play(tasks, {task.id: expert.script(task, rng) for task in tasks}, chat, protocol, policy, seed)
+    played = expert.play(
+        tasks, {task.id: expert.script(task, rng) for task in tasks}, chat, protocol, policy, seed
+    )
     if failed := [episode for episode in played if not episode.outcome.strict]:
         raise WarmupError(
             f"task {failed[0].key.task}: the expert's episode ended with {failed[0].outcome.end!r} after "

@@ -47,7 +47,11 @@ ORDER: dict[str, Any] = {
     "auto_find_batch_size": False,
 }
 """Nor this: one step per batch, tasks in an order drawn from the seed."""
-OPTIMIZER: dict[str, Any] = {"optim_args": None, "optim_target_modules": None, "lr_scheduler_kwargs": None}
+OPTIMIZER: dict[str, Any] = {
+    "optim_args": None,
+    "optim_target_modules": None,
+    "lr_scheduler_kwargs": None,
+}
 LORA: dict[str, Any] = {
     "peft_type": "LORA",
     "bias": "none",
@@ -83,10 +87,26 @@ def check(study: Path, trained: Sequence[str], findings: Findings) -> None:
             config = manifest["config"]
             claims = {part: manifest[part] for part in ("grpo_config", "lora_config")}
             _compare(file, "grpo_config", trainer(config), claims["grpo_config"], findings)
-            _compare(file, "lora_config", lora(config["training"]["lora"]), claims["lora_config"], findings)
-            findings.equal(KIND, file, "", "advantage_epsilon", ADVANTAGE_EPSILON, manifest["advantage_epsilon"])
+            _compare(
+                file,
+                "lora_config",
+                lora(config["training"]["lora"]),
+                claims["lora_config"],
+                findings,
+            )
+            findings.equal(
+                KIND,
+                file,
+                "",
+                "advantage_epsilon",
+                ADVANTAGE_EPSILON,
+                manifest["advantage_epsilon"],
+            )
             _adapter(folder / "adapter" / "adapter_config.json", claims["lora_config"], findings)
-            same = {section: config[section] for section in ("training", "decoding", "protocol", "model")}
+            same = {
+                section: config[section]
+                for section in ("training", "decoding", "protocol", "model")
+            }
             first, expected = alike.setdefault(json.dumps(same, sort_keys=True), (name, claims))
             for part, values in claims.items():
                 _alike(file, f"{part} (as in {first})", expected[part], values, findings)
@@ -94,7 +114,9 @@ def check(study: Path, trained: Sequence[str], findings: Findings) -> None:
 
 def trainer(config: Mapping[str, Any]) -> dict[str, Any]:
     """`GRPOConfig` as far as a training's configuration says what must stand there: the sections of its manifest, plain."""
-    training, decoding, model, seed = (config[name] for name in ("training", "decoding", "model", "seed"))
+    training, decoding, model, seed = (
+        config[name] for name in ("training", "decoding", "model", "seed")
+    )
     optimizer = training["optimizer"]
     return {
         **LOSS,
@@ -106,7 +128,9 @@ def trainer(config: Mapping[str, Any]) -> dict[str, Any]:
         "num_generations": training["group_size"],
         "max_completion_length": config["protocol"]["budget"],
         "learning_rate": training["learning_rate"],
-        "lr_scheduler_type": {"constant": "constant_with_warmup"}.get(training["lr_schedule"], training["lr_schedule"]),
+        "lr_scheduler_type": {"constant": "constant_with_warmup"}.get(
+            training["lr_schedule"], training["lr_schedule"]
+        ),
         "warmup_steps": training["warmup_steps"],
         "max_grad_norm": training["max_grad_norm"],
         "optim": optimizer["name"],
@@ -149,17 +173,28 @@ def lora(section: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _compare(file: Path, part: str, expected: Mapping[str, Any], found: Mapping[str, Any], findings: Findings) -> None:
+def _compare(
+    file: Path, part: str, expected: Mapping[str, Any], found: Mapping[str, Any], findings: Findings
+) -> None:
     """Each argument that is known, by name; one that is not recorded is a break as well."""
     for name, value in expected.items():
         findings.equal(KIND, file, "", f"{part}.{name}", value, found.get(name, "not recorded"))
         findings.counts["arguments compared"] += 1
 
 
-def _alike(file: Path, part: str, expected: Mapping[str, Any], found: Mapping[str, Any], findings: Findings) -> None:
+def _alike(
+    file: Path, part: str, expected: Mapping[str, Any], found: Mapping[str, Any], findings: Findings
+) -> None:
     """All arguments but the seed."""
     for name in sorted((expected.keys() | found.keys()) - {"seed", "data_seed"}):
-        findings.equal(KIND, file, "", f"{part}.{name}", expected.get(name, "not recorded"), found.get(name, "not recorded"))
+        findings.equal(
+            KIND,
+            file,
+            "",
+            f"{part}.{name}",
+            expected.get(name, "not recorded"),
+            found.get(name, "not recorded"),
+        )
 
 
 def _adapter(file: Path, recorded: Mapping[str, Any], findings: Findings) -> None:

@@ -51,13 +51,21 @@ class Findings:
         self.counts.update(counts)
         self.stages.setdefault(stage.relative_to(self.root).as_posix(), Counter()).update(counts)
 
-    def add(self, kind: str, file: Path, record: str, field: str, expected: object, found: object) -> None:
+    def add(
+        self, kind: str, file: Path, record: str, field: str, expected: object, found: object
+    ) -> None:
         """Record a break."""
         self.breaks[kind] += 1
-        name = file.relative_to(self.root).as_posix() if file.is_relative_to(self.root) else str(file)
-        self.first.setdefault(kind, Break(kind, name, record, field, _short(expected), _short(found)))
+        name = (
+            file.relative_to(self.root).as_posix() if file.is_relative_to(self.root) else str(file)
+        )
+        self.first.setdefault(
+            kind, Break(kind, name, record, field, _short(expected), _short(found))
+        )
 
-    def equal(self, kind: str, file: Path, record: str, field: str, expected: object, found: object) -> bool:
+    def equal(
+        self, kind: str, file: Path, record: str, field: str, expected: object, found: object
+    ) -> bool:
         """Record a break unless the two are equal; whether they are."""
         if expected != found:
             self.add(kind, file, record, field, expected, found)
@@ -68,8 +76,23 @@ class Findings:
         """A file that cannot be read or has another shape than its stage writes is a break, not a crash."""
         try:
             yield
-        except (ManifestError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            self.add("unreadable", file, "", "content", "a file as its stage writes it", f"{type(error).__name__}: {error}")
+        except (
+            ManifestError,
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            IndexError,
+        ) as error:
+            self.add(
+                "unreadable",
+                file,
+                "",
+                "content",
+                "a file as its stage writes it",
+                f"{type(error).__name__}: {error}",
+            )
 
     @property
     def passed(self) -> bool:
@@ -79,9 +102,17 @@ class Findings:
     def as_json(self) -> dict[str, Any]:
         """Plain data for `--json` and for the verify rule."""
         breaks = [asdict(b) | {"occurrences": self.breaks[b.kind]} for b in self.first.values()]
-        stages = {stage: dict(sorted(counts.items())) for stage, counts in sorted(self.stages.items())}
+        stages = {
+            stage: dict(sorted(counts.items())) for stage, counts in sorted(self.stages.items())
+        }
         checked = dict(sorted(self.counts.items()))
-        return {"passed": self.passed, "checked": checked, "stages": stages, "breaks": breaks, "notes": self.notes}
+        return {
+            "passed": self.passed,
+            "checked": checked,
+            "stages": stages,
+            "breaks": breaks,
+            "notes": self.notes,
+        }
 
 
 def _short(value: object, limit: int = 160) -> str:

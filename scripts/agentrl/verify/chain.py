@@ -22,7 +22,11 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*"
 
 def stage_folders(study: Path) -> list[Path]:
     """Every folder below `study` that holds a manifest; work folders of running stages are no evidence."""
-    return sorted(path.parent for path in study.rglob("manifest.json") if "work" not in path.relative_to(study).parts)
+    return sorted(
+        path.parent
+        for path in study.rglob("manifest.json")
+        if "work" not in path.relative_to(study).parts
+    )
 
 
 def in_scope(study: Path, findings: Findings, summary: bool) -> list[Path]:
@@ -33,11 +37,20 @@ def in_scope(study: Path, findings: Findings, summary: bool) -> list[Path]:
         return folders
     with findings.reading(file):
         evaluated = {study / "policies" / role for role in read_json(file)["inputs"] if "/" in role}
-        trained = {study / "arms" / folder.parent.relative_to(study / "policies") for folder in evaluated}
+        trained = {
+            study / "arms" / folder.parent.relative_to(study / "policies") for folder in evaluated
+        }
         outside = [f for f in folders if _below(f, study / "policies") and f not in evaluated]
         outside += [f for f in folders if _below(f, study / "arms") and f.parent not in trained]
-        outside += [f for f in folders if f == study / "selection" and "selection" not in _roles(file.parent)]
-        findings.notes += [f"{folder.relative_to(study)} is no part of the statistics: not checked" for folder in outside]
+        outside += [
+            f
+            for f in folders
+            if f == study / "selection" and "selection" not in _roles(file.parent)
+        ]
+        findings.notes += [
+            f"{folder.relative_to(study)} is no part of the statistics: not checked"
+            for folder in outside
+        ]
         return [folder for folder in folders if folder not in outside]
     return folders
 
@@ -53,16 +66,36 @@ def check_outputs(study: Path, folders: Sequence[Path], findings: Findings, weig
         file = folder / "manifest.json"
         with findings.reading(file):
             recorded = read_json(file)["outputs"]
-            chosen = {name: digest for name, digest in recorded.items() if weights or not name.endswith(WEIGHTS)}
+            chosen = {
+                name: digest
+                for name, digest in recorded.items()
+                if weights or not name.endswith(WEIGHTS)
+            }
             skipped += len(recorded) - len(chosen)
             for name in [name for name in chosen if not (folder / name).is_file()]:
-                findings.add("missing", folder / name, "", "file", f"a file recorded in {file.relative_to(study)}", "none")
+                findings.add(
+                    "missing",
+                    folder / name,
+                    "",
+                    "file",
+                    f"a file recorded in {file.relative_to(study)}",
+                    "none",
+                )
                 chosen.pop(name)
             for name, found in hash_files(folder, list(chosen), fresh=True).items():
-                findings.equal("hash", folder / name, "", f"sha256 in {file.relative_to(study)}", chosen[name], found)
+                findings.equal(
+                    "hash",
+                    folder / name,
+                    "",
+                    f"sha256 in {file.relative_to(study)}",
+                    chosen[name],
+                    found,
+                )
             findings.counts["files hashed"] += len(chosen)
     if skipped:
-        findings.notes.append(f"{skipped} weight files were not hashed; --checkpoints does, and re-audits the merges")
+        findings.notes.append(
+            f"{skipped} weight files were not hashed; --checkpoints does, and re-audits the merges"
+        )
 
 
 def expected_inputs(study: Path, folder: Path) -> dict[str, Path]:  # noqa: C901 - one case per kind of stage
@@ -76,30 +109,64 @@ def expected_inputs(study: Path, folder: Path) -> dict[str, Path]:  # noqa: C901
             return {"section": config / "retention.json"}
         case ("policies", *policy, measure):
             name = "/".join(policy)
-            model = start if name == "baseline" else study / "arms" / name / "merged" / "manifest.json"
+            model = (
+                start if name == "baseline" else study / "arms" / name / "merged" / "manifest.json"
+            )
             freeze = study / "freeze" / f"{measure}.json"
             if measure == "retention":
                 copy = folder / "recorded.json"
-                recorded = {"recorded": copy} if name == "baseline" and _lists(folder, copy.name) else {}
-                return {"policy": model, "freeze": freeze, "items": study / "retention" / "items.jsonl", **recorded}
-            return {"policy": model, "freeze": freeze, "tasks": study / "tasks" / measure.removeprefix("agent-") / "tasks.jsonl"}
+                recorded = (
+                    {"recorded": copy} if name == "baseline" and _lists(folder, copy.name) else {}
+                )
+                return {
+                    "policy": model,
+                    "freeze": freeze,
+                    "items": study / "retention" / "items.jsonl",
+                    **recorded,
+                }
+            return {
+                "policy": model,
+                "freeze": freeze,
+                "tasks": study / "tasks" / measure.removeprefix("agent-") / "tasks.jsonl",
+            }
         case ("preflight",):
             tasks = study / "tasks" / "train" / "tasks.jsonl"
-            return {"section": config / "preflight.json", "start": start, "tasks": tasks, "freeze": study / "freeze" / "train.json"}
+            return {
+                "section": config / "preflight.json",
+                "start": start,
+                "tasks": tasks,
+                "freeze": study / "freeze" / "train.json",
+            }
         case ("arms", arm, _, "train" | "warmup" as stage):
             tasks, section = study / "tasks" / "train" / "tasks.jsonl", config / f"arm-{arm}.json"
             warmed = stage == "train" and read_json(section)["warmup"] is not None
             warmup = {"warmup": folder.parent / "warmup" / "manifest.json"} if warmed else {}
-            return {"start": start, "tasks": tasks, "freeze": study / "freeze" / "train.json", "arm": section, **warmup}
+            return {
+                "start": start,
+                "tasks": tasks,
+                "freeze": study / "freeze" / "train.json",
+                "arm": section,
+                **warmup,
+            }
         case ("arms", _, _, "merged"):
-            return {"start": start, "train": folder.parent / "train" / "manifest.json", "section": config / "model.json"}
+            return {
+                "start": start,
+                "train": folder.parent / "train" / "manifest.json",
+                "section": config / "model.json",
+            }
         case ("summary",):
-            stages = {role: study / role / "manifest.json" for role in ("plan", "preflight", "statistics")}
+            stages = {
+                role: study / role / "manifest.json" for role in ("plan", "preflight", "statistics")
+            }
             return {**stages, "verified": study / "verify" / "verify.json"}
         case ("plan",):
             return {"section": config / "plan.json"}
         case ("statistics",):
-            chosen = {"selection": study / "selection" / "manifest.json"} if "selection" in _roles(folder) else {}
+            chosen = (
+                {"selection": study / "selection" / "manifest.json"}
+                if "selection" in _roles(folder)
+                else {}
+            )
             return {"section": config / "statistics.json", **_evaluations(study, folder), **chosen}
         case ("selection",):
             return _evaluations(study, folder)
@@ -112,7 +179,9 @@ def _roles(folder: Path) -> list[str]:
 
 def _evaluations(study: Path, folder: Path) -> dict[str, Path]:
     """What a stage over many evaluations consumed of them: role `{policy}/{measure}` -> file."""
-    return {role: study / "policies" / role / "manifest.json" for role in _roles(folder) if "/" in role}
+    return {
+        role: study / "policies" / role / "manifest.json" for role in _roles(folder) if "/" in role
+    }
 
 
 def _lists(folder: Path, name: str) -> bool:
@@ -129,10 +198,24 @@ def check_inputs(study: Path, folders: Sequence[Path], findings: Findings) -> No
             expected = expected_inputs(study, folder)
             for role, path in expected.items():
                 found = sha256(path) if path.is_file() else "no such file"
-                findings.equal("chain", file, "", f"inputs.{role} ({path.relative_to(study)})", found, recorded.get(role))
+                findings.equal(
+                    "chain",
+                    file,
+                    "",
+                    f"inputs.{role} ({path.relative_to(study)})",
+                    found,
+                    recorded.get(role),
+                )
                 findings.counts["chain links"] += 1
             if extra := set(recorded) - set(expected) if expected else set():
-                findings.add("chain", file, "", f"inputs.{sorted(extra)[0]}", "no such input", recorded[sorted(extra)[0]])
+                findings.add(
+                    "chain",
+                    file,
+                    "",
+                    f"inputs.{sorted(extra)[0]}",
+                    "no such input",
+                    recorded[sorted(extra)[0]],
+                )
 
 
 def check_freezes(study: Path, findings: Findings) -> None:
@@ -141,18 +224,44 @@ def check_freezes(study: Path, findings: Findings) -> None:
     for file in sorted((study / "freeze").glob("*.json")):
         with findings.reading(file):
             content = read_json(file)
-            data = study / "retention" / "items.jsonl" if file.stem == "retention" else _tasks(study, file.stem)
+            data = (
+                study / "retention" / "items.jsonl"
+                if file.stem == "retention"
+                else _tasks(study, file.stem)
+            )
             findings.equal("freeze", file, "", "files.data", sha256(data), content["files"]["data"])
             for name, section in content["config"].items():
-                findings.equal("config", file, "", f"config.{name}", read_json(study / "config" / f"{name}.json"), section)
+                findings.equal(
+                    "config",
+                    file,
+                    "",
+                    f"config.{name}",
+                    read_json(study / "config" / f"{name}.json"),
+                    section,
+                )
             tokenizer = hash_files(study / "start" / "tokenizer")
-            findings.equal("freeze", file, "", "folders.tokenizer", tokenizer, content["folders"]["tokenizer"])
+            findings.equal(
+                "freeze", file, "", "folders.tokenizer", tokenizer, content["folders"]["tokenizer"]
+            )
             for name, digest in content["upstream"].items():
-                findings.equal("freeze", file, "", f"upstream.{name}", upstream.setdefault(name, digest), digest)
+                findings.equal(
+                    "freeze",
+                    file,
+                    "",
+                    f"upstream.{name}",
+                    upstream.setdefault(name, digest),
+                    digest,
+                )
             if "start" in content["folders"]:
                 start = read_json(study / "start" / "manifest.json")["outputs"]
-                recorded = {name.removeprefix("model/"): digest for name, digest in start.items() if name.startswith("model/")}
-                findings.equal("freeze", file, "", "folders.start", recorded, content["folders"]["start"])
+                recorded = {
+                    name.removeprefix("model/"): digest
+                    for name, digest in start.items()
+                    if name.startswith("model/")
+                }
+                findings.equal(
+                    "freeze", file, "", "folders.start", recorded, content["folders"]["start"]
+                )
 
 
 def _tasks(study: Path, stage: str) -> Path:
@@ -166,21 +275,41 @@ def check_configs(study: Path, folders: Sequence[Path], findings: Findings) -> N
             manifest = read_json(folder / "manifest.json")
             for name, path in _sections(study, folder, manifest):
                 found = manifest["config"] if name is None else manifest["config"].get(name)
-                findings.equal("config", folder / "manifest.json", "", f"config.{name or ''}", read_json(path), found)
+                findings.equal(
+                    "config",
+                    folder / "manifest.json",
+                    "",
+                    f"config.{name or ''}",
+                    read_json(path),
+                    found,
+                )
             if folder.name in ("train", "warmup") and _below(folder, study / "arms"):
                 expected = _overridden(study / "config", folder.relative_to(study).parts[1])
-                findings.equal("config", folder / "manifest.json", "", "config.training", expected, manifest["config"].get("training"))
+                findings.equal(
+                    "config",
+                    folder / "manifest.json",
+                    "",
+                    "config.training",
+                    expected,
+                    manifest["config"].get("training"),
+                )
 
 
 def _overridden(config: Path, arm: str) -> dict[str, Any]:
     """What an arm trains with: the study's settings below the arm's overrides, merged here a second time on purpose."""
     settings = read_json(config / "training.json")
     overrides = read_json(config / f"arm-{arm}.json")["training"]
-    nested = {key: {**value, **overrides.get(key, {})} for key, value in settings.items() if isinstance(value, dict)}
+    nested = {
+        key: {**value, **overrides.get(key, {})}
+        for key, value in settings.items()
+        if isinstance(value, dict)
+    }
     return {**settings, **overrides, **nested}
 
 
-def _sections(study: Path, folder: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[str | None, Path]]:
+def _sections(
+    study: Path, folder: Path, manifest: Mapping[str, Any]
+) -> Iterator[tuple[str | None, Path]]:
     """(key in the manifest's config or None for all of it, section file)."""
     config, parts = study / "config", folder.relative_to(study).parts
     match parts:
@@ -197,12 +326,18 @@ def _sections(study: Path, folder: Path, manifest: Mapping[str, Any]) -> Iterato
         case ("policies", *_) | ("preflight",):
             yield from ((name, config / f"{name}.json") for name in manifest["config"])
         case ("arms", arm, _, "train" | "warmup"):
-            plain = set(manifest["config"]) - {"arm", "seed", "training"}  # the arm may override training: `_overridden`
+            plain = set(manifest["config"]) - {
+                "arm",
+                "seed",
+                "training",
+            }  # the arm may override training: `_overridden`
             yield from ((name, config / f"{name}.json") for name in sorted(plain))
             yield "arm", config / f"arm-{arm}.json"
 
 
-def check_code(study: Path, folders: Sequence[Path], findings: Findings, strict: bool = False) -> None:
+def check_code(
+    study: Path, folders: Sequence[Path], findings: Findings, strict: bool = False
+) -> None:
     """In a checkout: the files of the recorded commit have the sha256 that each stage recorded of the code it ran.
 
     Args:
@@ -218,7 +353,9 @@ def check_code(study: Path, folders: Sequence[Path], findings: Findings, strict:
             for field, expected, found, note in _check_stage_code(file, findings):
                 if strict:
                     findings.add("code", file, "", field, expected, found)
-                notes.add(note if note.startswith("commit ") else f"{folder.relative_to(study)}: {note}")
+                notes.add(
+                    note if note.startswith("commit ") else f"{folder.relative_to(study)}: {note}"
+                )
     findings.notes[:] = sorted({*findings.notes, *(() if strict else notes)})
 
 
@@ -233,13 +370,30 @@ def _check_stage_code(file: Path, findings: Findings) -> Iterator[tuple[str, str
         findings.add("code", file, "", "commit", "40 or 64 hexadecimal digits", commit)
         return
     if record["command"] not in code:
-        findings.add("code", file, "", "code", f"a digest of each file of {record['command']}", ", ".join(code) or "none")
+        findings.add(
+            "code",
+            file,
+            "",
+            "code",
+            f"a digest of each file of {record['command']}",
+            ", ".join(code) or "none",
+        )
     if record["dirty"] is not False:
-        yield "dirty", "the commit of a clean checkout", str(record["dirty"]), "ran from a changed checkout"
+        yield (
+            "dirty",
+            "the commit of a clean checkout",
+            str(record["dirty"]),
+            "ran from a changed checkout",
+        )
         return
     if not _has(commit):
         short = commit[:12]
-        yield "commit", "a commit of this checkout", commit, f"commit {short} is not in this checkout: code not compared"
+        yield (
+            "commit",
+            "a commit of this checkout",
+            commit,
+            f"commit {short} is not in this checkout: code not compared",
+        )
         return
     for name, digest in code.items():
         field, committed = f"code.{name} at commit {commit[:12]}", _committed(commit, name)
@@ -273,7 +427,12 @@ def _committed(commit: str, name: str) -> str | None:
 def _git(*arguments: str) -> bytes | None:
     """What git prints; None where it fails, or is not installed. No pager, and no object that a local ref puts in another's place."""
     try:
-        done = subprocess.run(["git", "--no-pager", "--no-replace-objects", *arguments], cwd=SCRIPTS, capture_output=True, check=False)
+        done = subprocess.run(
+            ["git", "--no-pager", "--no-replace-objects", *arguments],
+            cwd=SCRIPTS,
+            capture_output=True,
+            check=False,
+        )
     except OSError:
         return None
     return done.stdout if done.returncode == 0 else None

@@ -51,12 +51,21 @@ def check_training(study: Path, policy: str, findings: Findings, weights: bool) 
         _losses(file, steps, rows, manifest["config"], findings)
         claims = manifest["gates"]
         for name in sorted({*recounted, *claims} - {"adapter_tensors", "adapter_tensors_changed"}):
-            findings.equal("gates", folder / "manifest.json", "", f"gates.{name}", recounted.get(name), claims.get(name))
+            findings.equal(
+                "gates",
+                folder / "manifest.json",
+                "",
+                f"gates.{name}",
+                recounted.get(name),
+                claims.get(name),
+            )
         _adapter(study, folder, claims, settings["lora"]["targets"], weights, findings)
         findings.counts["gates of trainings"] += 1
 
 
-def _gradients(file: Path, steps: Records, settings: Mapping[str, Any], findings: Findings) -> dict[str, Any]:
+def _gradients(
+    file: Path, steps: Records, settings: Mapping[str, Any], findings: Findings
+) -> dict[str, Any]:
     """Name what is not finite and every zero gradient where there must be one; the gates' numbers, counted anew."""
     finite, demanded, moved = 0, [], False
     for number, step in enumerate(steps, 1):
@@ -64,16 +73,27 @@ def _gradients(file: Path, steps: Records, settings: Mapping[str, Any], findings
         if all(math.isfinite(value) for value in numbers):
             finite += 1
         else:
-            findings.add("gates", file, f"line {number}", "loss, grad_norm, kl", "finite numbers", numbers)
+            findings.add(
+                "gates", file, f"line {number}", "loss, grad_norm, kl", "finite numbers", numbers
+            )
         away = moved or step["kl"] > 0  # from the reference: the KL term then has a gradient
         if step["mixed_groups"] > 0 or (settings["kl"] > 0 and away):
             demanded.append(step["grad_norm"])
             if not step["grad_norm"] > 0:  # NaN compares false
-                findings.add("gates", file, f"line {number}", "grad_norm", "above 0: the batch carries a signal", step["grad_norm"])
+                findings.add(
+                    "gates",
+                    file,
+                    f"line {number}",
+                    "grad_norm",
+                    "above 0: the batch carries a signal",
+                    step["grad_norm"],
+                )
         moved = moved or step["grad_norm"] > 0
     mixed = sum(step["mixed_groups"] for step in steps)
     if mixed == 0:
-        findings.add("gates", file, "", "mixed_groups", "at least one group whose rewards differ", 0)
+        findings.add(
+            "gates", file, "", "mixed_groups", "at least one group whose rewards differ", 0
+        )
     ratios = [step["ratio_mean"] for step in steps]
     return {
         "mixed_groups": mixed,
@@ -93,15 +113,23 @@ def _kl(file: Path, steps: Records, config: Mapping[str, Any], findings: Finding
         untrained = step["step"] == 1 and config["arm"]["warmup"] is None
         most = slack if untrained or config["training"]["kl"] == 0 else math.inf
         if not -slack <= step["kl"] <= most:
-            expected = f"0 (at most {slack}): nothing tells the policy from its reference" if most == slack else "not negative"
+            expected = (
+                f"0 (at most {slack}): nothing tells the policy from its reference"
+                if most == slack
+                else "not negative"
+            )
             findings.add("gates", file, f"line {number}", "kl", expected, step["kl"])
 
 
-def _losses(file: Path, steps: Records, rows: Records, config: Mapping[str, Any], findings: Findings) -> None:
+def _losses(
+    file: Path, steps: Records, rows: Records, config: Mapping[str, Any], findings: Findings
+) -> None:
     """Each step's loss against its rows and its KL."""
     settings = config["training"]
     if settings.get("entropy_quantile", 1.0) < 1:
-        findings.notes.append(f"{file.relative_to(findings.root)}: the loss leaves tokens of low entropy out, so it was not recomputed")
+        findings.notes.append(
+            f"{file.relative_to(findings.root)}: the loss leaves tokens of low entropy out, so it was not recomputed"
+        )
         return
     size = settings["batch_size"]
     for number, step in enumerate(steps, 1):
@@ -117,7 +145,9 @@ def _losses(file: Path, steps: Records, rows: Records, config: Mapping[str, Any]
         findings.counts["losses recomputed"] += 1
 
 
-def loss_range(batch: Records, kl: float, settings: Mapping[str, Any], budget: int) -> tuple[float, float]:
+def loss_range(
+    batch: Records, kl: float, settings: Mapping[str, Any], budget: int
+) -> tuple[float, float]:
     """The least and the greatest loss that a step on fresh samples can have had, as TRL 1.16 normalises on one device.
 
     The ratio to the sampling policy is exp(0) = 1, so a token of row i contributes -A_i + beta k_t, where the recorded KL is the mean of
@@ -137,7 +167,9 @@ def loss_range(batch: Records, kl: float, settings: Mapping[str, Any], budget: i
     lengths = [sum(length for value, length in row["loss_runs"] if value) for row in batch]
     advantages = [row["advantage"] for row in batch]
     tokens, penalty = max(1, sum(lengths)), settings["kl"] * kl
-    weighted = sum(advantage * length for advantage, length in zip(advantages, lengths, strict=True))
+    weighted = sum(
+        advantage * length for advantage, length in zip(advantages, lengths, strict=True)
+    )
     match settings["loss_type"]:
         case "dapo" | "bnpo":
             only = penalty - weighted / tokens
@@ -147,24 +179,45 @@ def loss_range(batch: Records, kl: float, settings: Mapping[str, Any], budget: i
             return only, only
         case "grpo":
             kept = [length for length in lengths if length] or [1]
-            reward = sum(advantage for advantage, length in zip(advantages, lengths, strict=True) if length) / len(batch)
-            bounds = [penalty * tokens / (len(batch) * length) - reward for length in (max(kept), min(kept))]
+            reward = sum(
+                advantage for advantage, length in zip(advantages, lengths, strict=True) if length
+            ) / len(batch)
+            bounds = [
+                penalty * tokens / (len(batch) * length) - reward
+                for length in (max(kept), min(kept))
+            ]
             return min(bounds), max(bounds)
     raise ValueError(f"training.loss_type {settings['loss_type']!r}: no rule for its loss")
 
 
 def _adapter(
-    study: Path, folder: Path, claims: Mapping[str, Any], targets: Sequence[str], weights: bool, findings: Findings
+    study: Path,
+    folder: Path,
+    claims: Mapping[str, Any],
+    targets: Sequence[str],
+    weights: bool,
+    findings: Findings,
 ) -> None:
     """All of the adapter's tensors were trained: the claim is complete; with weights, no B is still 0, as it began."""
     manifest, file = folder / "manifest.json", folder / "adapter" / "adapter_model.safetensors"
     expected = expected_targets(study / "start" / "model", targets)
     if expected is None:
         name = manifest.relative_to(study)
-        findings.notes.append(f"{name}: how many weights the adapter targets is not known without the start's weights")
+        findings.notes.append(
+            f"{name}: how many weights the adapter targets is not known without the start's weights"
+        )
     else:
-        findings.equal("gates", manifest, "", "gates.adapter_tensors", 2 * expected, claims["adapter_tensors"])
-    findings.equal("gates", manifest, "", "gates.adapter_tensors_changed", claims["adapter_tensors"], claims["adapter_tensors_changed"])
+        findings.equal(
+            "gates", manifest, "", "gates.adapter_tensors", 2 * expected, claims["adapter_tensors"]
+        )
+    findings.equal(
+        "gates",
+        manifest,
+        "",
+        "gates.adapter_tensors_changed",
+        claims["adapter_tensors"],
+        claims["adapter_tensors_changed"],
+    )
     if file.is_file():
         findings.equal("gates", file, "", "tensors", claims["adapter_tensors"], count(file))
     if weights:

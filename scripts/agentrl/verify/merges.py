@@ -34,7 +34,14 @@ def check(study: Path, folder: Path, findings: Findings, weights: bool) -> None:
     file = folder / "merge.json"
     with findings.reading(file):
         claims = read_json(file)
-        findings.equal("merge", folder / "manifest.json", "", "audit", claims, read_json(folder / "manifest.json")["audit"])
+        findings.equal(
+            "merge",
+            folder / "manifest.json",
+            "",
+            "audit",
+            claims,
+            read_json(folder / "manifest.json")["audit"],
+        )
         _counts(study, folder, claims, findings)
         _logits(study, folder, claims, findings)
         _kept(study, file, claims, findings)
@@ -52,13 +59,22 @@ def _counts(study: Path, folder: Path, claims: Mapping[str, Any], findings: Find
     """Exactly the targets changed, everything else is identical, and there are as many as the start has."""
     file, start = folder / "merge.json", study / "start" / "model"
     findings.equal("merge", file, "", "changed", claims["targets"], claims["changed"])
-    findings.equal("merge", file, "", "identical", claims["tensors"] - claims["targets"], claims["identical"])
+    findings.equal(
+        "merge", file, "", "identical", claims["tensors"] - claims["targets"], claims["identical"]
+    )
     if (expected := expected_targets(start, _lora(folder)["targets"])) is not None:
         findings.equal("merge", file, "", "targets", expected, claims["targets"])
     if stored := dtypes(start):
         findings.equal("merge", file, "", "tensors", len(stored), claims["tensors"])
     config = json.loads((start / "config.json").read_text(encoding="utf-8"))
-    findings.equal("merge", file, "", "tied_head", bool(config.get("tie_word_embeddings", False)), claims["tied_head"])
+    findings.equal(
+        "merge",
+        file,
+        "",
+        "tied_head",
+        bool(config.get("tie_word_embeddings", False)),
+        claims["tied_head"],
+    )
 
 
 def _logits(study: Path, folder: Path, claims: Mapping[str, Any], findings: Findings) -> None:
@@ -66,7 +82,9 @@ def _logits(study: Path, folder: Path, claims: Mapping[str, Any], findings: Find
     file = folder / "merge.json"
     stored = stored_dtype(study / "start" / "model", _lora(folder)["targets"])
     if stored is None:
-        findings.notes.append(f"{file.relative_to(study)}: the start's dtype is the merge's own account, its weights are not here")
+        findings.notes.append(
+            f"{file.relative_to(study)}: the start's dtype is the merge's own account, its weights are not here"
+        )
     else:
         findings.equal("merge", file, "", "stored_dtype", stored, claims["stored_dtype"])
     allowed = LOGIT_TOLERANCE.get(stored or claims["stored_dtype"])
@@ -82,10 +100,24 @@ def _kept(study: Path, file: Path, claims: Mapping[str, Any], findings: Findings
     """Shares are shares; in float32 throughout, nothing of the update is lost."""
     kept, moved = claims["update_kept"], claims["weights_moved"]
     if not (math.isfinite(kept) and 0 <= moved <= 1):
-        findings.add("merge", file, "", "update_kept, weights_moved", "a finite number, a share", (kept, moved))
+        findings.add(
+            "merge",
+            file,
+            "",
+            "update_kept, weights_moved",
+            "a finite number, a share",
+            (kept, moved),
+        )
     evaluated = read_json(study / "config" / "model.json")["dtype"]
     if evaluated == claims["stored_dtype"] == "float32" and abs(kept - 1) > LOSSLESS:
-        findings.add("merge", file, "", "update_kept", f"1 within {LOSSLESS}: float32 rounds next to nothing away", kept)
+        findings.add(
+            "merge",
+            file,
+            "",
+            "update_kept",
+            f"1 within {LOSSLESS}: float32 rounds next to nothing away",
+            kept,
+        )
 
 
 def _weights(study: Path, folder: Path, findings: Findings) -> None:
@@ -94,12 +126,25 @@ def _weights(study: Path, folder: Path, findings: Findings) -> None:
     from agentrl.verify.sums import wrong_sums
 
     file = folder / "merge.json"
-    start, adapter, merged = study / "start" / "model", folder.parent / "train" / "adapter", folder / "model"
+    start, adapter, merged = (
+        study / "start" / "model",
+        folder.parent / "train" / "adapter",
+        folder / "model",
+    )
     try:
-        counts = merge.audit(start, adapter, merged, read_json(study / "config" / "model.json")["dtype"])
+        counts = merge.audit(
+            start, adapter, merged, read_json(study / "config" / "model.json")["dtype"]
+        )
         claims = read_json(file)
         for name, excess in wrong_sums(start, adapter, merged):
-            findings.add("merge", folder / "model", name, "weights", "start plus adapter, rounded once", f"{excess:.3g} times the rounding")
+            findings.add(
+                "merge",
+                folder / "model",
+                name,
+                "weights",
+                "start plus adapter, rounded once",
+                f"{excess:.3g} times the rounding",
+            )
     except (merge.MergeError, ValueError, OSError) as error:
         findings.add("merge", file, "", "audit", "start plus adapter", error)
         return

@@ -15,7 +15,14 @@ from agentrl.evidence.files import read_json
 from agentrl.verify.breaks import Findings
 
 REPORT = Path("preflight", "gpu", "report.json")
-MODEL_STAGES = ("preflight", "train", "warm_up", "merge_adapter", "evaluate_agent", "evaluate_retention")
+MODEL_STAGES = (
+    "preflight",
+    "train",
+    "warm_up",
+    "merge_adapter",
+    "evaluate_agent",
+    "evaluate_retention",
+)
 """Commands that run under the interpreter that the node was judged with."""
 
 
@@ -25,7 +32,14 @@ def check(study: Path, folders: Sequence[Path], findings: Findings) -> None:
     if not ran:
         return
     if not file.is_file():
-        findings.add("node", file, "", "file", "the report of the node, without which no model starts", "none")
+        findings.add(
+            "node",
+            file,
+            "",
+            "file",
+            "the report of the node, without which no model starts",
+            "none",
+        )
         return
     with findings.reading(file):
         report, section = read_json(file), read_json(study / "config" / "model.json")
@@ -38,7 +52,9 @@ def check(study: Path, folders: Sequence[Path], findings: Findings) -> None:
         if not report["free_disk"] >= needed:
             findings.add("node", file, "", "free_disk", f"at least {needed}", report["free_disk"])
         if (section["device"] == "cuda") != (report["gpu"] is not None):
-            findings.add("node", file, "", "gpu", f"what device {section['device']} needs", report["gpu"])
+            findings.add(
+                "node", file, "", "gpu", f"what device {section['device']} needs", report["gpu"]
+            )
         elif report["gpu"] is not None:
             _gpu(file, report, section["dtype"], findings)
         _elsewhere(study, report, ran, findings)
@@ -49,17 +65,33 @@ def _packages(file: Path, report: Mapping[str, Any], findings: Findings) -> None
     """None is missing, and both accounts of the same process agree."""
     found = report["packages"]
     if not found or "missing" in found.values():
-        findings.add("node", file, "", "packages", "a version of every package that was checked", found)
+        findings.add(
+            "node", file, "", "packages", "a version of every package that was checked", found
+        )
     both = found.keys() & report["environment"]["packages"].keys()
     for name in sorted(both):
-        findings.equal("node", file, "", f"packages.{name}", report["environment"]["packages"][name], found[name])
+        findings.equal(
+            "node",
+            file,
+            "",
+            f"packages.{name}",
+            report["environment"]["packages"][name],
+            found[name],
+        )
 
 
 def _weights(study: Path, file: Path, report: Mapping[str, Any], findings: Findings) -> None:
     """The size of the start's weights, where they lie here; 0 is said of a start that the node had not got yet."""
     size = sum(path.stat().st_size for path in (study / "start" / "model").glob("*.safetensors"))
     if size and report["weights"] not in (0, size):
-        findings.add("node", file, "", "weights", f"{size} bytes (0 where they were not there yet)", report["weights"])
+        findings.add(
+            "node",
+            file,
+            "",
+            "weights",
+            f"{size} bytes (0 where they were not there yet)",
+            report["weights"],
+        )
 
 
 def _gpu(file: Path, report: Mapping[str, Any], dtype: str, findings: Findings) -> None:
@@ -69,10 +101,16 @@ def _gpu(file: Path, report: Mapping[str, Any], dtype: str, findings: Findings) 
     findings.equal("node", file, "", "gpu.torch", _release(recorded), _release(gpu["torch"]))
     holds = {
         "gpu.built_for": ("a GPU build of torch", gpu["built_for"] is not None),
-        "gpu.driver_cuda": (f"a driver for CUDA {gpu['built_for']}", _major(gpu["driver_cuda"]) >= _major(gpu["built_for"])),
+        "gpu.driver_cuda": (
+            f"a driver for CUDA {gpu['built_for']}",
+            _major(gpu["driver_cuda"]) >= _major(gpu["built_for"]),
+        ),
         "gpu.name": ("a GPU", gpu["name"] is not None and gpu["count"] >= 1),
         "gpu.bf16": ("BF16 arithmetic", bool(gpu["bf16"]) or dtype != "bfloat16"),
-        "gpu.free": (f"{needed} bytes and no more than there are", needed <= gpu["free"] <= gpu["memory"]),
+        "gpu.free": (
+            f"{needed} bytes and no more than there are",
+            needed <= gpu["free"] <= gpu["memory"],
+        ),
     }
     for field, (expected, passed) in holds.items():
         if not passed:
@@ -91,15 +129,32 @@ def _major(version: str | None) -> float:
 
 def _provenances(folders: Sequence[Path]) -> dict[Path, Mapping[str, Any]]:
     """Stage -> its provenance, of stages in which a model ran; a baseline that was taken over ran elsewhere."""
-    files = [folder / "provenance.json" for folder in folders if (folder / "provenance.json").is_file()]
+    files = [
+        folder / "provenance.json" for folder in folders if (folder / "provenance.json").is_file()
+    ]
     found = {file.parent: read_json(file) for file in files}
-    return {folder: record for folder, record in found.items() if record["command"].removesuffix(".py") in MODEL_STAGES}
+    return {
+        folder: record
+        for folder, record in found.items()
+        if record["command"].removesuffix(".py") in MODEL_STAGES
+    }
 
 
-def _elsewhere(study: Path, report: Mapping[str, Any], ran: Mapping[Path, Mapping[str, Any]], findings: Findings) -> None:
+def _elsewhere(
+    study: Path,
+    report: Mapping[str, Any],
+    ran: Mapping[Path, Mapping[str, Any]],
+    findings: Findings,
+) -> None:
     """Note stages that ran with other versions than the node was judged with."""
     for folder, record in ran.items():
         shared = report["packages"].keys() & record["packages"].keys()
-        other = [f"{name} {record['packages'][name]}" for name in sorted(shared) if record["packages"][name] != report["packages"][name]]
+        other = [
+            f"{name} {record['packages'][name]}"
+            for name in sorted(shared)
+            if record["packages"][name] != report["packages"][name]
+        ]
         if other:
-            findings.notes.append(f"{folder.relative_to(study)}: ran with {', '.join(other)}, other than {REPORT} says of its node")
+            findings.notes.append(
+                f"{folder.relative_to(study)}: ran with {', '.join(other)}, other than {REPORT} says of its node"
+            )

@@ -11,7 +11,13 @@ from agentrl.judgement import plan, selection, verdict
 from agentrl.judgement.comparison import arm_of, by_arm
 from agentrl.judgement.settings import Plan, Statistics
 from agentrl.report.summary import render, summarize
-from agentrl.statistics.paired import item_bootstrap, mcnemar_exact, paired, sign_flip, zero_drop_gate
+from agentrl.statistics.paired import (
+    item_bootstrap,
+    mcnemar_exact,
+    paired,
+    sign_flip,
+    zero_drop_gate,
+)
 from agentrl.verify.breaks import Findings
 from agentrl.verify.evidence import Evidence, Parts
 from agentrl.verify.summary import check_runs, check_told
@@ -25,8 +31,15 @@ def check_statistics(study: Path, evidence: Evidence, findings: Findings) -> Non
     with findings.reading(file):
         settings = validate(read_json(study / "config" / "statistics.json"), Statistics)
         comparison = read_json(file)
-        evaluated = sorted(f"{policy}, {measure}" for policy, measure in evidence.scores if policy != "baseline")
-        compared = sorted(f"{name}, {measure}" for arm in comparison.values() for name, found in arm.items() for measure in found)
+        evaluated = sorted(
+            f"{policy}, {measure}" for policy, measure in evidence.scores if policy != "baseline"
+        )
+        compared = sorted(
+            f"{name}, {measure}"
+            for arm in comparison.values()
+            for name, found in arm.items()
+            for measure in found
+        )
         findings.equal("statistics", file, "", "comparisons", evaluated, compared)
         for arm, candidates in comparison.items():
             for name, measures in candidates.items():
@@ -36,10 +49,18 @@ def check_statistics(study: Path, evidence: Evidence, findings: Findings) -> Non
 
 
 def _check_pair(
-    file: Path, evidence: Evidence, findings: Findings, settings: Statistics, which: tuple[str, str], claims: dict[str, Any]
+    file: Path,
+    evidence: Evidence,
+    findings: Findings,
+    settings: Statistics,
+    which: tuple[str, str],
+    claims: dict[str, Any],
 ) -> None:
     name, measure = which
-    base, other = (evidence.scores[policy, measure].groupby("item")["score"].mean() for policy in ("baseline", name))
+    base, other = (
+        evidence.scores[policy, measure].groupby("item")["score"].mean()
+        for policy in ("baseline", name)
+    )
     delta = (other - base).sort_index()
     trials = int(evidence.scores[name, measure].groupby("item").size().iloc[0])
     wins, losses = int((delta > 0).sum()), int((delta < 0).sum())
@@ -57,15 +78,36 @@ def _check_pair(
     }
     for field, value in expected.items():
         _close(findings, file, f"{name}, {measure}", field, value, claims[field])
-    _same(findings, file, f"{name}, {measure}", "interval", _plain(asdict(interval)), claims["interval"])
+    _same(
+        findings,
+        file,
+        f"{name}, {measure}",
+        "interval",
+        _plain(asdict(interval)),
+        claims["interval"],
+    )
     if measure == "retention":
-        gate = zero_drop_gate(paired(evidence.scores["baseline", measure], evidence.scores[name, measure]))
-        _same(findings, file, f"{name}, {measure}", "zero_drop_gate", _plain(asdict(gate)), claims["zero_drop_gate"])
+        gate = zero_drop_gate(
+            paired(evidence.scores["baseline", measure], evidence.scores[name, measure])
+        )
+        _same(
+            findings,
+            file,
+            f"{name}, {measure}",
+            "zero_drop_gate",
+            _plain(asdict(gate)),
+            claims["zero_drop_gate"],
+        )
     flips = None if trials == 1 else asdict(sign_flip(delta, seed=settings.seed))
     _same(findings, file, f"{name}, {measure}", "sign_flip", flips, claims["sign_flip"])
     if measure == "retention":
         findings.equal(
-            "statistics", file, f"{name}, {measure}", "zero_drop_gate.passed", losses <= wins, claims["zero_drop_gate"]["passed"]
+            "statistics",
+            file,
+            f"{name}, {measure}",
+            "zero_drop_gate.passed",
+            losses <= wins,
+            claims["zero_drop_gate"]["passed"],
         )
     else:
         made_of = _composition(evidence.parts["baseline", measure], evidence.parts[name, measure])
@@ -106,7 +148,14 @@ def check_verdict(study: Path, evidence: Evidence, findings: Findings) -> None:
         findings.counts["verdicts"] += len(arms)
 
 
-def _check_arm(file: Path, evidence: Evidence, findings: Findings, names: list[str], measure: str, claims: dict[str, Any]) -> None:
+def _check_arm(
+    file: Path,
+    evidence: Evidence,
+    findings: Findings,
+    names: list[str],
+    measure: str,
+    claims: dict[str, Any],
+) -> None:
     """Means of an arm by hand: scores are complete, so every mean of means is a plain mean."""
     record = f"{names[0].split('/')[0]}, {measure}"
     baseline = float(evidence.scores["baseline", measure]["score"].mean())
@@ -120,7 +169,10 @@ def _check_arm(file: Path, evidence: Evidence, findings: Findings, names: list[s
 def _placebos(study: Path, evidence: Evidence) -> set[str]:
     """Arms with random reward, read from what their training ran with."""
     arms = by_arm(evidence.scores)
-    trained = {arm: read_json(study / "arms" / names[0] / "train" / "manifest.json")["config"]["arm"] for arm, names in arms.items()}
+    trained = {
+        arm: read_json(study / "arms" / names[0] / "train" / "manifest.json")["config"]["arm"]
+        for arm, names in arms.items()
+    }
     return {arm for arm, section in trained.items() if section["reward"] == "random"}
 
 
@@ -133,8 +185,17 @@ def check_selection(study: Path, evidence: Evidence, findings: Findings) -> None
         claims = read_json(file)
         fresh = selection.choose_arm(evidence.scores, _placebos(study, evidence))
         _same(findings, file, "", "", _plain(fresh), claims)
-        tested = {arm_of(policy) for policy, measure in evidence.scores if measure == selection.TEST}
-        findings.equal("selection", file, "", "policies evaluated on test", sorted({"baseline", fresh["chosen"]}), sorted(tested))
+        tested = {
+            arm_of(policy) for policy, measure in evidence.scores if measure == selection.TEST
+        }
+        findings.equal(
+            "selection",
+            file,
+            "",
+            "policies evaluated on test",
+            sorted({"baseline", fresh["chosen"]}),
+            sorted(tested),
+        )
 
 
 def check_plan(study: Path, findings: Findings) -> None:
@@ -148,7 +209,9 @@ def check_plan(study: Path, findings: Findings) -> None:
         _same(findings, file, "", "", _plain(plan.plan(section)), read_json(file))
 
 
-def _same(findings: Findings, file: Path, record: str, field: str, expected: Any, found: Any) -> None:
+def _same(
+    findings: Findings, file: Path, record: str, field: str, expected: Any, found: Any
+) -> None:
     """Equal data, numbers within the tolerance; a break names the first field that differs by its path."""
     if isinstance(expected, dict) and isinstance(found, dict) and expected.keys() == found.keys():
         for key in expected:
@@ -156,13 +219,24 @@ def _same(findings: Findings, file: Path, record: str, field: str, expected: Any
     elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
         for index, pair in enumerate(zip(expected, found, strict=True)):
             _same(findings, file, record, f"{field}.{index}".lstrip("."), *pair)
-    elif isinstance(expected, float) and isinstance(found, int | float) and not isinstance(found, bool):
+    elif (
+        isinstance(expected, float)
+        and isinstance(found, int | float)
+        and not isinstance(found, bool)
+    ):
         _close(findings, file, record, field, expected, found)
     else:
         findings.equal("statistics", file, record, field, expected, found)
 
 
-def _close(findings: Findings, file: Path, record: str, field: str, expected: float | None, found: float | None) -> None:
+def _close(
+    findings: Findings,
+    file: Path,
+    record: str,
+    field: str,
+    expected: float | None,
+    found: float | None,
+) -> None:
     if expected is None or found is None:
         findings.equal("statistics", file, record, field, expected, found)
     elif abs(expected - found) > TOLERANCE:
@@ -179,7 +253,14 @@ def check_summary(study: Path, evidence: Evidence, findings: Findings) -> None:
         summary = read_json(file)
         for policy, measures in summary["policies"].items():
             for measure, counts in measures.items():
-                findings.equal("summary", file, f"{policy}, {measure}", "counts", evidence.counts[policy, measure], counts)
+                findings.equal(
+                    "summary",
+                    file,
+                    f"{policy}, {measure}",
+                    "counts",
+                    evidence.counts[policy, measure],
+                    counts,
+                )
         check_told(study, summary, evidence, findings)
         check_runs(study, findings)
         settings = validate(read_json(study / "config" / "statistics.json"), Statistics)
@@ -187,9 +268,13 @@ def check_summary(study: Path, evidence: Evidence, findings: Findings) -> None:
         # the folder may have been renamed; the ledger lies outside the study and may have grown since
         fresh |= {field: summary[field] for field in ("study", "looks")}
         for field in sorted({*fresh, *summary}):
-            findings.equal("summary", file, "", field, _plain(fresh.get(field)), _plain(summary.get(field)))
+            findings.equal(
+                "summary", file, "", field, _plain(fresh.get(field)), _plain(summary.get(field))
+            )
         text = study / "summary" / "summary.md"
-        findings.equal("summary", text, "", "text", render(summary), text.read_text(encoding="utf-8"))
+        findings.equal(
+            "summary", text, "", "text", render(summary), text.read_text(encoding="utf-8")
+        )
         findings.counts["summaries"] += 1
 
 

@@ -51,7 +51,14 @@ def replay(record: Mapping[str, Any], task: Task, chat: ChatProtocol, protocol: 
 class _Walk:
     """Steps through a record's segments turn by turn."""
 
-    def __init__(self, record: Mapping[str, Any], task: Task, chat: ChatProtocol, protocol: Protocol, found: Replay) -> None:
+    def __init__(
+        self,
+        record: Mapping[str, Any],
+        task: Task,
+        chat: ChatProtocol,
+        protocol: Protocol,
+        found: Replay,
+    ) -> None:
         self.segments = record["segments"][1:]
         self.chat, self.protocol, self.found = chat, protocol, found
         self.environment = Environment()
@@ -65,25 +72,56 @@ class _Walk:
         """Until the episode ends; leftover segments are a break."""
         while not self.end:
             if self.at >= len(self.segments) or self.segments[self.at]["kind"] != "sampled":
-                self.found.mismatches.append(("segments", f"segments[{self.at + 1}]", "a sampled turn", self._kind_here()))
+                self.found.mismatches.append(
+                    ("segments", f"segments[{self.at + 1}]", "a sampled turn", self._kind_here())
+                )
                 self.end = "broken"
                 return
             self._sampled(self.segments[self.at])
         if self.at != len(self.segments):
-            self.found.mismatches.append(("segments", "segments", f"{self.at + 1} segments", f"{len(self.segments) + 1} segments"))
+            self.found.mismatches.append(
+                (
+                    "segments",
+                    "segments",
+                    f"{self.at + 1} segments",
+                    f"{len(self.segments) + 1} segments",
+                )
+            )
 
     def _kind_here(self) -> str:
-        return self.segments[self.at]["kind"] if self.at < len(self.segments) else "the end of the record"
+        return (
+            self.segments[self.at]["kind"]
+            if self.at < len(self.segments)
+            else "the end of the record"
+        )
 
     def _sampled(self, segment: Mapping[str, Any]) -> None:
         ids, where = segment["ids"], f"segments[{self.at + 1}]"
         room = self.protocol.budget - self.used
         stopped = [i for i, token in enumerate(ids) if token in self.chat.stop_ids]
         finish = "stop" if stopped == [len(ids) - 1] and ids else "length"
-        if not ids or len(ids) > room or (stopped and finish != "stop") or (finish == "length" and len(ids) != room):
-            self.found.mismatches.append(("budget", f"{where}.ids", f"one turn that stops or fills {room} tokens", f"{len(ids)} ids"))
+        if (
+            not ids
+            or len(ids) > room
+            or (stopped and finish != "stop")
+            or (finish == "length" and len(ids) != room)
+        ):
+            self.found.mismatches.append(
+                (
+                    "budget",
+                    f"{where}.ids",
+                    f"one turn that stops or fills {room} tokens",
+                    f"{len(ids)} ids",
+                )
+            )
         _compare(self.found, "segments", f"{where}.finish", finish, segment.get("finish"))
-        _compare(self.found, "segments", f"{where}.logprobs", len(ids), len(segment.get("logprobs") or []))
+        _compare(
+            self.found,
+            "segments",
+            f"{where}.logprobs",
+            len(ids),
+            len(segment.get("logprobs") or []),
+        )
         self.found.mask += [1] * len(ids)
         self.found.sampled += len(ids)
         self.used += len(ids)
@@ -101,7 +139,9 @@ class _Walk:
         elif self.turn >= self.protocol.max_tool_iterations:
             self.end = "turn_cap"
         else:
-            self._observe([run_call(self.environment, request, self.turn) for request in turn.calls])
+            self._observe(
+                [run_call(self.environment, request, self.turn) for request in turn.calls]
+            )
         self.turn += 1
 
     def _observe(self, calls: Sequence[Any]) -> None:
@@ -114,11 +154,22 @@ class _Walk:
             self.end = "observation_cap"
             return
         for piece in pieces:
-            here = self.segments[self.at] if self.at < len(self.segments) else {"kind": "nothing", "ids": []}
+            here = (
+                self.segments[self.at]
+                if self.at < len(self.segments)
+                else {"kind": "nothing", "ids": []}
+            )
             if (here["kind"], here["ids"]) != (piece.kind, list(piece.ids)):
                 claim = (piece.kind, self.chat.decode(piece.ids))
                 kind = "observation" if piece.kind == "observation" else "segments"
-                self.found.mismatches.append((kind, f"segments[{self.at + 1}]", claim, (here["kind"], self.chat.decode(here["ids"]))))
+                self.found.mismatches.append(
+                    (
+                        kind,
+                        f"segments[{self.at + 1}]",
+                        claim,
+                        (here["kind"], self.chat.decode(here["ids"])),
+                    )
+                )
             self.at += 1
         self.found.mask += [0] * size
         self.found.external += size
@@ -176,7 +227,9 @@ class _Course:
     def _calculated(self, call: Mapping[str, Any]) -> None:
         if self.stage != "looked up":
             self.departures.add("extra_calculation")
-        elif call["turn"] > self.looked_in and _multiplies(call["arguments"]["expression"], self.task):
+        elif call["turn"] > self.looked_in and _multiplies(
+            call["arguments"]["expression"], self.task
+        ):
             self.stage = "multiplied"
         else:
             self.departures.add("late_calculation")
@@ -195,8 +248,14 @@ def _multiplies(expression: str, task: Task) -> bool:
 
 def milestone_reward(outcome: Mapping[str, Any], weights: Reward) -> float:
     """The shaped reward, from a replayed outcome."""
-    parts = [weights.lookup if outcome["lookup"] else 0.0, weights.calculation if outcome["calculation"] else 0.0]
-    parts += [weights.strict if outcome["strict"] else 0.0, -weights.tool_error * outcome["tool_errors"]]
+    parts = [
+        weights.lookup if outcome["lookup"] else 0.0,
+        weights.calculation if outcome["calculation"] else 0.0,
+    ]
+    parts += [
+        weights.strict if outcome["strict"] else 0.0,
+        -weights.tool_error * outcome["tool_errors"],
+    ]
     return max(0.0, min(1.0, sum(parts)))
 
 

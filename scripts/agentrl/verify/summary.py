@@ -13,18 +13,29 @@ from agentrl.verify.breaks import Findings
 from agentrl.verify.evidence import Evidence, read_lines
 
 
-def check_told(study: Path, summary: Mapping[str, Any], evidence: Evidence, findings: Findings) -> None:
+def check_told(
+    study: Path, summary: Mapping[str, Any], evidence: Evidence, findings: Findings
+) -> None:
     """Calls and tokens by stage, facts of every training, and release, from this verification's own recount."""
     file = study / "summary" / "summary.json"
     stages = {stage: dict(counts) for stage, counts in findings.stages.items()}
     for stage in sorted({*stages, *summary["checked"]}):
-        findings.equal("summary", file, stage, "checked", stages.get(stage), summary["checked"].get(stage))
+        findings.equal(
+            "summary", file, stage, "checked", stages.get(stage), summary["checked"].get(stage)
+        )
     for name, told in summary["training"].items():
         facts = _trained(study / "arms" / name)
         for field, value in facts.items():
             findings.equal("summary", file, name, f"training.{field}", value, told[field])
         expected = _eligible(facts, told, evidence, name)
-        findings.equal("summary", file, name, "release.eligible", expected, summary["release"][name]["eligible"])
+        findings.equal(
+            "summary",
+            file,
+            name,
+            "release.eligible",
+            expected,
+            summary["release"][name]["eligible"],
+        )
 
 
 def _trained(run: Path) -> dict[str, Any]:
@@ -46,13 +57,24 @@ def _trained(run: Path) -> dict[str, Any]:
     return facts
 
 
-def _eligible(facts: Mapping[str, Any], told: Mapping[str, Any], evidence: Evidence, name: str) -> bool:
+def _eligible(
+    facts: Mapping[str, Any], told: Mapping[str, Any], evidence: Evidence, name: str
+) -> bool:
     """Whether every gate of a candidate passed: training health, merge audit, no drop of retention."""
-    health = facts["infrastructure_errors"] == 0 and facts["steps_with_gradient"] > 0 and told["mixed_groups"] > 0
+    health = (
+        facts["infrastructure_errors"] == 0
+        and facts["steps_with_gradient"] > 0
+        and told["mixed_groups"] > 0
+    )
     moved = told["adapter_tensors"] == told["adapter_tensors_changed"]
     audit = facts["merge"]
-    merged = audit["changed"] == audit["targets"] and audit["largest_logit_difference"] <= audit["tolerance"]
-    before, after = (int(evidence.scores[policy, "retention"]["score"].sum()) for policy in ("baseline", name))
+    merged = (
+        audit["changed"] == audit["targets"]
+        and audit["largest_logit_difference"] <= audit["tolerance"]
+    )
+    before, after = (
+        int(evidence.scores[policy, "retention"]["score"].sum()) for policy in ("baseline", name)
+    )
     return facts["reward"] != "random" and health and moved and merged and after >= before
 
 
@@ -66,11 +88,21 @@ def check_runs(study: Path, findings: Findings) -> None:
         told, found = read_json(file), runs.collect(study)
         for stage in sorted({*told, *found}):
             if _later(found.get(stage, {}), told.get(stage, {})):
-                findings.notes.append(f"{stage} ran again after the summary was written; summary/{runs.TEXT} tells of the run before")
+                findings.notes.append(
+                    f"{stage} ran again after the summary was written; summary/{runs.TEXT} tells of the run before"
+                )
             else:
-                findings.equal("summary", file, stage, "provenance", found.get(stage), told.get(stage))
-        findings.equal("summary", text, "", "text", runs.render(told), text.read_text(encoding="utf-8"))
+                findings.equal(
+                    "summary", file, stage, "provenance", found.get(stage), told.get(stage)
+                )
+        findings.equal(
+            "summary", text, "", "text", runs.render(told), text.read_text(encoding="utf-8")
+        )
 
 
 def _later(found: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
-    return "ended" in found and "ended" in told and datetime.fromisoformat(found["ended"]) > datetime.fromisoformat(told["ended"])
+    return (
+        "ended" in found
+        and "ended" in told
+        and datetime.fromisoformat(found["ended"]) > datetime.fromisoformat(told["ended"])
+    )

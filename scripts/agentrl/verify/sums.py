@@ -26,12 +26,24 @@ def wrong_sums(start: Path, adapter: Path, merged: Path) -> Iterator[tuple[str, 
     with safe_open(adapter / "adapter_model.safetensors", framework="pt") as tensors:
         for name in sorted(key for key in tensors.keys() if ".lora_B." in key):  # noqa: SIM118 - no mapping
             weight = name.removeprefix("base_model.model.").replace(".lora_B.weight", ".weight")
-            up, down = (tensors.get_tensor(key).float() for key in (name, name.replace(".lora_B.", ".lora_A.")))
+            up, down = (
+                tensors.get_tensor(key).float()
+                for key in (name, name.replace(".lora_B.", ".lora_A."))
+            )
             old, new = before[weight].get_tensor(weight), after[weight].get_tensor(weight)
             update = scale * (up @ down)
             storing = torch.finfo(new.dtype).eps / 2 * (old.float().abs() + update.abs())
-            allowed = storing + SUMS * single * (old.float().abs() + rank * scale * (up.abs() @ down.abs()))
-            excess = ((new.float() - old.float() - update).abs() / allowed.clamp(min=torch.finfo(torch.float32).tiny)).max().item()
+            allowed = storing + SUMS * single * (
+                old.float().abs() + rank * scale * (up.abs() @ down.abs())
+            )
+            excess = (
+                (
+                    (new.float() - old.float() - update).abs()
+                    / allowed.clamp(min=torch.finfo(torch.float32).tiny)
+                )
+                .max()
+                .item()
+            )
             if not excess <= 1:  # NaN compares false
                 yield weight, excess
 

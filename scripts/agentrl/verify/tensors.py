@@ -41,7 +41,9 @@ def count(file: Path) -> int:
 def is_target(weight: str, targets: Sequence[str]) -> bool:
     """Whether a stored weight belongs to a module that the LoRA targets, by PEFT's rule: the module's name or its last part."""
     module = weight.removesuffix(".weight")
-    return module != weight and any(module == target or module.endswith(f".{target}") for target in targets)
+    return module != weight and any(
+        module == target or module.endswith(f".{target}") for target in targets
+    )
 
 
 def expected_targets(start: Path, targets: Sequence[str]) -> int | None:

@@ -49,7 +49,11 @@ def entrypoint(script_path: Path) -> list[str]:
     """
     path, folder = shlex.quote(str(script_path)), shlex.quote(str(script_path.parent))
     complaint = shlex.quote(f"This node does not see {script_path.parent}, or may not write there.")
-    return ["/bin/sh", "-c", f"test -r {path} && test -w {folder} || {{ echo {complaint}; exit {UNSEEN}; }}; exec /bin/sh {path}"]
+    return [
+        "/bin/sh",
+        "-c",
+        f"test -r {path} && test -w {folder} || {{ echo {complaint}; exit {UNSEEN}; }}; exec /bin/sh {path}",
+    ]
 
 
 def configuration(
@@ -69,6 +73,11 @@ def configuration(
         "entrypoint": entrypoint(script_path),
         "work_dir": str(workdir),
         "resources": {"slots": slots} | ({} if pool is None else {"resource_pool": pool}),
-        "environment": {"image": image, "environment_variables": [f"{name}={value}" for name, value in sorted(variables.items())]},
+        "environment": {
+            "image": image,
+            "environment_variables": [
+                f"{name}={value}" for name, value in sorted(variables.items())
+            ],
+        },
         "bind_mounts": mounts,
     }

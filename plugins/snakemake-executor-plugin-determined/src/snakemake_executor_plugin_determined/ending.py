@@ -8,7 +8,12 @@ from pathlib import Path
 from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_determined.command import BEATS_PER_GRACE, UNSEEN
-from snakemake_executor_plugin_determined.master import Master, State, TokenRefusedError, UnreachableError
+from snakemake_executor_plugin_determined.master import (
+    Master,
+    State,
+    TokenRefusedError,
+    UnreachableError,
+)
 from snakemake_executor_plugin_determined.registry import Entry, Registry
 
 KILL_SECONDS = 20.0
@@ -68,8 +73,15 @@ def end(master: Master, registry: Registry, entries: Sequence[Entry], grace: flo
     start, left, asked = time.monotonic(), list(entries), set[str]()
     while left and time.monotonic() - start < KILL_SECONDS:
         try:
-            listed, elapsed = master.find(*(entry.ticket for entry in left)), time.monotonic() - start
-            left = [entry for entry in left if not has_ended(master, entry, listed[entry.ticket], asked, grace, elapsed)]
+            listed, elapsed = (
+                master.find(*(entry.ticket for entry in left)),
+                time.monotonic() - start,
+            )
+            left = [
+                entry
+                for entry in left
+                if not has_ended(master, entry, listed[entry.ticket], asked, grace, elapsed)
+            ]
         except UnreachableError:
             pass
         except TokenRefusedError:
@@ -79,7 +91,9 @@ def end(master: Master, registry: Registry, entries: Sequence[Entry], grace: flo
     return left
 
 
-def has_ended(master: Master, entry: Entry, listed: list[str], asked: set[str], grace: float, elapsed: float) -> bool:
+def has_ended(
+    master: Master, entry: Entry, listed: list[str], asked: set[str], grace: float, elapsed: float
+) -> bool:
     """Whether no command of the entry is left, neither the known one nor one `listed` for its ticket; asks for each one's kill once."""
     commands = {*listed, *([entry.command] if entry.command else [])}
     if not commands:
@@ -95,7 +109,11 @@ def has_ended(master: Master, entry: Entry, listed: list[str], asked: set[str], 
 
 def reason(code: int, python: str) -> str:
     """In words, for a command that left its exit code."""
-    hint = f" Is {python} in the image or below a bind mount (--determined-python, --determined-bind-mounts)?" if code in UNRUN else ""
+    hint = (
+        f" Is {python} in the image or below a bind mount (--determined-python, --determined-bind-mounts)?"
+        if code in UNRUN
+        else ""
+    )
     return f"its job exited with {code}.{hint}"
 
 

@@ -28,7 +28,9 @@ class Executor(RemoteExecutor):
         self.settings = self.workflow.executor_settings
         if self.settings.poll_seconds is not None:
             self.next_seconds_between_status_checks = self.settings.poll_seconds
-        self.target = connect(self.settings, self.next_seconds_between_status_checks, self.logger.warning)
+        self.target = connect(
+            self.settings, self.next_seconds_between_status_checks, self.logger.warning
+        )
         self.registry = Registry(Path(".snakemake/determined").resolve())
         self.outage = Outage(self.target.patience, self.target.poll)
         self.watched: dict[str, Entry] = {}
@@ -42,7 +44,9 @@ class Executor(RemoteExecutor):
     def run_job(self, job: JobExecutorInterface) -> None:
         """Take over the job's running command, or submit a new one."""
         try:
-            entry = take_over(self.target, self.registry, job, self.settings.grace_seconds, self.logger) or self.submitted(job)
+            entry = take_over(
+                self.target, self.registry, job, self.settings.grace_seconds, self.logger
+            ) or self.submitted(job)
         except (TokenRefusedError, UnreachableError) as error:
             self.stop(error)
         except WorkflowError as error:
@@ -50,7 +54,9 @@ class Executor(RemoteExecutor):
         else:
             self.watched[entry.ticket] = entry
             pulse = Pulse(self.settings.grace_seconds)
-            self.report_job_submission(SubmittedJobInfo(job, entry.command, {"entry": entry, "pulse": pulse}))
+            self.report_job_submission(
+                SubmittedJobInfo(job, entry.command, {"entry": entry, "pulse": pulse})
+            )
 
     def submitted(self, job: JobExecutorInterface) -> Entry:
         """A fresh entry whose command the master has accepted; errors as `submit`."""
@@ -58,7 +64,16 @@ class Executor(RemoteExecutor):
         self.watched[entry.ticket] = entry
         line, grace = self.format_job_exec(job), self.settings.grace_seconds
         try:
-            submit(self.target, self.registry, entry, job, line=line, variables=self.envvars(), grace=grace, logger=self.logger)
+            submit(
+                self.target,
+                self.registry,
+                entry,
+                job,
+                line=line,
+                variables=self.envvars(),
+                grace=grace,
+                logger=self.logger,
+            )
         except (TokenRefusedError, UnreachableError):
             raise  # it may have arrived: stays on record
         except WorkflowError:
@@ -66,7 +81,9 @@ class Executor(RemoteExecutor):
             raise
         return entry
 
-    async def check_active_jobs(self, active_jobs: list[SubmittedJobInfo]) -> AsyncGenerator[SubmittedJobInfo, None]:
+    async def check_active_jobs(
+        self, active_jobs: list[SubmittedJobInfo]
+    ) -> AsyncGenerator[SubmittedJobInfo, None]:
         """Report jobs that ended, yield the others. The exit code on the shared file system decides; the master is asked without one."""
         for info in active_jobs:
             entry, pulse = info.aux["entry"], info.aux["pulse"]
@@ -76,7 +93,9 @@ class Executor(RemoteExecutor):
             if entry.exit_code() is None and not self.stopped and self.outage.ask_again():
                 async with self.status_rate_limiter:
                     death = self.death_of(entry, pulse)
-            if (code := entry.exit_code()) is not None:  # read again: it may have come while the master answered
+            if (
+                code := entry.exit_code()
+            ) is not None:  # read again: it may have come while the master answered
                 self.finish(info, code)
             elif death:
                 self.fail(info, death)
@@ -91,7 +110,11 @@ class Executor(RemoteExecutor):
             if self.outage.began(time.monotonic()):
                 self.logger.warning(f"{error} Commands keep running, and so does this run.")
             if self.outage.too_long():
-                self.stop(UnreachableError(f"{error} No sign of it or of any command for {self.target.patience:g} seconds."))
+                self.stop(
+                    UnreachableError(
+                        f"{error} No sign of it or of any command for {self.target.patience:g} seconds."
+                    )
+                )
             return None
         except WorkflowError as error:
             self.stop(error)
@@ -115,9 +138,15 @@ class Executor(RemoteExecutor):
         entry = info.aux["entry"]
         log = log_of(self.target.master, entry, self.settings.log_lines)
         self.registry.log_path(entry).write_text(f"{log}\n", encoding="utf-8")
-        self.logger.error(f"Log of Determined command {entry.command} (rule {info.job.name}), its last lines:\n{log}\n")
+        self.logger.error(
+            f"Log of Determined command {entry.command} (rule {info.job.name}), its last lines:\n{log}\n"
+        )
         self.forget(entry)
-        self.report_job_error(info, msg=f"Determined command {entry.command} failed: {why} ", aux_logs=[str(self.registry.log_path(entry))])
+        self.report_job_error(
+            info,
+            msg=f"Determined command {entry.command} failed: {why} ",
+            aux_logs=[str(self.registry.log_path(entry))],
+        )
 
     def forget(self, entry: Entry) -> None:
         """Drop an entry whose command has ended or never began."""
@@ -129,7 +158,9 @@ class Executor(RemoteExecutor):
         if not self.stopped:
             self.stopped = True
             if self.watched:
-                self.logger.error(f"{len(self.watched)} Determined commands are left running; the next start takes them over.")
+                self.logger.error(
+                    f"{len(self.watched)} Determined commands are left running; the next start takes them over."
+                )
             self.workflow.scheduler.executor_error_callback(error)
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:  # noqa: ARG002 - `watched` also has what is just being submitted

@@ -66,8 +66,16 @@ def canonical_address(given: str) -> str:
     """
     address = (given if "://" in given else f"http://{given}").rstrip("/")
     parts = urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query or parts.fragment:
-        raise WorkflowError("--determined-master (or DET_MASTER) must look like https://HOST:PORT, without user, password or query.")
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or parts.username
+        or parts.query
+        or parts.fragment
+    ):
+        raise WorkflowError(
+            "--determined-master (or DET_MASTER) must look like https://HOST:PORT, without user, password or query."
+        )
     return address
 
 
@@ -83,7 +91,14 @@ class Client:
         self._user, self._password = os.environ.get("DET_USER"), os.environ.get("DET_PASS")
         self._verify = os.environ.get("DET_MASTER_CERT_FILE") or True
 
-    def ask(self, method: str, path: str, *, params: dict[str, Any] | None = None, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: dict[str, Any] | None = None,
+        body: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
         """The JSON answer to one request.
 
         Raises:
@@ -95,14 +110,22 @@ class Client:
         try:
             return response.json()
         except ValueError as error:
-            raise UnreachableError(f"{self.address} answers, but not as a Determined master: {response.text[:80]!r}.") from error
+            raise UnreachableError(
+                f"{self.address} answers, but not as a Determined master: {response.text[:80]!r}."
+            ) from error
 
     def lines(self, path: str, params: dict[str, Any]) -> list[dict[str, Any]]:
         """The `result` of every line of a streamed answer; errors as `ask`."""
-        found = [json.loads(line) for line in self._send("GET", path, params=params).text.splitlines() if line.strip()]
+        found = [
+            json.loads(line)
+            for line in self._send("GET", path, params=params).text.splitlines()
+            if line.strip()
+        ]
         return [line["result"] for line in found if "result" in line]
 
-    def _send(self, method: str, path: str, *, authorized: bool = True, **content: Any) -> requests.Response:
+    def _send(
+        self, method: str, path: str, *, authorized: bool = True, **content: Any
+    ) -> requests.Response:
         response = self._request(method, path, authorized, content)
         if response.status_code == requests.codes.unauthorized and authorized and self._user:
             self._token = None  # expired: log in again
@@ -113,30 +136,51 @@ class Client:
                 " det token), or DET_USER and DET_PASS, and start again: commands that still run are taken over."
             )
         if response.status_code in AWAY:
-            raise UnreachableError(f"The Determined master at {self.address} is away: HTTP {response.status_code}.")
+            raise UnreachableError(
+                f"The Determined master at {self.address} is away: HTTP {response.status_code}."
+            )
         if not response.ok:
             raise RejectedError(message_of(response), response.status_code)
         return response
 
-    def _request(self, method: str, path: str, authorized: bool, content: dict[str, Any]) -> requests.Response:
+    def _request(
+        self, method: str, path: str, authorized: bool, content: dict[str, Any]
+    ) -> requests.Response:
         token = BearerToken(self._current_token()) if authorized else None
         try:
             return requests.request(
-                method, f"{self.address}/api/v1{path}", auth=token, verify=self._verify, timeout=(CONNECT_SECONDS, READ_SECONDS), **content
+                method,
+                f"{self.address}/api/v1{path}",
+                auth=token,
+                verify=self._verify,
+                timeout=(CONNECT_SECONDS, READ_SECONDS),
+                **content,
             )
         except requests.RequestException as error:
-            raise UnreachableError(f"The Determined master at {self.address} does not answer: {cause_of(error)}.") from error
+            raise UnreachableError(
+                f"The Determined master at {self.address} does not answer: {cause_of(error)}."
+            ) from error
 
     def _current_token(self) -> str:
         if not self._token:
             if not self._user:
-                raise TokenRefusedError("No token for the Determined master: set DET_USER_TOKEN, or DET_USER and DET_PASS.")
-            hashed = hashlib.sha512((SALT + self._password).encode()).hexdigest() if self._password else ""
+                raise TokenRefusedError(
+                    "No token for the Determined master: set DET_USER_TOKEN, or DET_USER and DET_PASS."
+                )
+            hashed = (
+                hashlib.sha512((SALT + self._password).encode()).hexdigest()
+                if self._password
+                else ""
+            )
             login = {"username": self._user, "password": hashed, "isHashed": True}
             try:
-                self._token = str(self._send("POST", "/auth/login", authorized=False, json=login).json()["token"])
+                self._token = str(
+                    self._send("POST", "/auth/login", authorized=False, json=login).json()["token"]
+                )
             except RejectedError as error:
-                raise TokenRefusedError(f"The Determined master refuses the login with DET_USER and DET_PASS: {error}.") from error
+                raise TokenRefusedError(
+                    f"The Determined master refuses the login with DET_USER and DET_PASS: {error}."
+                ) from error
         return self._token
 
 
@@ -183,13 +227,22 @@ class Master:
         Raises:
             WorkflowError: There is none of that name, or it is archived.
         """
-        found = self.client.ask("GET", "/workspaces", params={"nameCaseSensitive": name})["workspaces"]
+        found = self.client.ask("GET", "/workspaces", params={"nameCaseSensitive": name})[
+            "workspaces"
+        ]
         exact = [workspace for workspace in found if workspace["name"] == name]
         if not exact:
-            names = sorted(workspace["name"] for workspace in self.client.ask("GET", "/workspaces")["workspaces"])
-            raise WorkflowError(f"--determined-workspace: the master has no workspace {name!r} that you may see, but {', '.join(names)}.")
+            names = sorted(
+                workspace["name"]
+                for workspace in self.client.ask("GET", "/workspaces")["workspaces"]
+            )
+            raise WorkflowError(
+                f"--determined-workspace: the master has no workspace {name!r} that you may see, but {', '.join(names)}."
+            )
         if exact[0]["archived"]:
-            raise WorkflowError(f"--determined-workspace: {name!r} is archived; unarchive it or name another.")
+            raise WorkflowError(
+                f"--determined-workspace: {name!r} is archived; unarchive it or name another."
+            )
         return int(exact[0]["id"])
 
     def check_pool(self, name: str) -> None:
@@ -198,20 +251,36 @@ class Master:
         Raises:
             WorkflowError: There is none.
         """
-        names = sorted(pool["name"] for pool in self.client.ask("GET", "/resource-pools").get("resourcePools") or [])
+        names = sorted(
+            pool["name"]
+            for pool in self.client.ask("GET", "/resource-pools").get("resourcePools") or []
+        )
         if name not in names:
-            raise WorkflowError(f"--determined-pool: the master has no resource pool {name!r} that you may use, but {', '.join(names)}.")
+            raise WorkflowError(
+                f"--determined-pool: the master has no resource pool {name!r} that you may use, but {', '.join(names)}."
+            )
 
     def launch(self, config: dict[str, Any], workspace: int | None) -> tuple[str, list[str]]:
         """Start a command; its id and the master's warnings. Not to be repeated blindly: see `find`."""
-        body: dict[str, Any] = {"config": config} | ({} if workspace is None else {"workspaceId": workspace})
+        body: dict[str, Any] = {"config": config} | (
+            {} if workspace is None else {"workspaceId": workspace}
+        )
         answer = self.client.ask("POST", "/commands", body=body)
-        return str(answer["command"]["id"]), [str(warning) for warning in answer.get("warnings") or []]
+        return str(answer["command"]["id"]), [
+            str(warning) for warning in answer.get("warnings") or []
+        ]
 
     def find(self, *tickets: str) -> dict[str, list[str]]:
         """Per ticket, ids of the commands whose description ends with it: none, one, or two if a lost request came true after all."""
         commands = self.client.ask("GET", "/commands")["commands"]
-        return {ticket: [str(command["id"]) for command in commands if command["description"].endswith(ticket)] for ticket in tickets}
+        return {
+            ticket: [
+                str(command["id"])
+                for command in commands
+                if command["description"].endswith(ticket)
+            ]
+            for ticket in tickets
+        }
 
     def state(self, command: str) -> State | None:
         """State of a command; None if the master does not know it."""
@@ -221,10 +290,16 @@ class Master:
             if error.status == NOT_FOUND:
                 return None
             if error.status >= SERVER_ERROR:
-                raise UnreachableError(f"The Determined master cannot tell the state of command {command}: {error}.") from error
+                raise UnreachableError(
+                    f"The Determined master cannot tell the state of command {command}: {error}."
+                ) from error
             raise
         last = (task.get("allocations") or [{}])[-1]  # none yet: still on its way into the queue
-        return State(last.get("state") == TERMINATED, str(last.get("exitReason") or ""), last.get("statusCode"))
+        return State(
+            last.get("state") == TERMINATED,
+            str(last.get("exitReason") or ""),
+            last.get("statusCode"),
+        )
 
     def kill(self, command: str) -> None:
         """Ask for the end of a command, which comes a little later, if at all: a refusal is no error here, `state` tells."""
@@ -235,7 +310,9 @@ class Master:
         """The last lines of a command's log."""
         params = {"follow": "false", "limit": max(lines, 1), "orderBy": "ORDER_BY_DESC"}
         found = self.client.lines(f"/tasks/{command}/logs", params)
-        return [str(line.get("log") or line.get("message") or "").rstrip() for line in reversed(found)]
+        return [
+            str(line.get("log") or line.get("message") or "").rstrip() for line in reversed(found)
+        ]
 
 
 def pauses(first: float) -> Iterator[float]:
@@ -243,7 +320,9 @@ def pauses(first: float) -> Iterator[float]:
     return (min(first * 2**attempt, LONGEST_PAUSE) for attempt in itertools.count())
 
 
-def patiently(call: Callable[[], Answer], patience: float, first_pause: float, warn: Callable[[str], None]) -> Answer:
+def patiently(
+    call: Callable[[], Answer], patience: float, first_pause: float, warn: Callable[[str], None]
+) -> Answer:
     """Repeat `call` through an outage of at most `patience` seconds; `call` must be one that may be repeated.
 
     Raises:
@@ -256,7 +335,9 @@ def patiently(call: Callable[[], Answer], patience: float, first_pause: float, w
         except UnreachableError as error:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise UnreachableError(f"{error} Waited {patience:g} seconds (--determined-patience-seconds).") from error
+                raise UnreachableError(
+                    f"{error} Waited {patience:g} seconds (--determined-patience-seconds)."
+                ) from error
             warn(f"{error} Asking again for another {left:.0f} seconds.")
             time.sleep(min(next(waits), left))
 

@@ -102,7 +102,15 @@ class Registry:
         except FileNotFoundError:
             lock.close()
             return None
-        return Entry(key, stored["ticket"], stored["fingerprint"], self.root, stored["command"], stored["killed"], lock)
+        return Entry(
+            key,
+            stored["ticket"],
+            stored["fingerprint"],
+            self.root,
+            stored["command"],
+            stored["killed"],
+            lock,
+        )
 
     def new(self, key: str, fingerprint: str) -> Entry:
         """An entry with a fresh ticket and an empty folder, not yet saved."""
@@ -112,7 +120,9 @@ class Registry:
 
     def save(self, entry: Entry) -> None:
         """Write an entry, whole or not at all."""
-        stored = {name: getattr(entry, name) for name in ("ticket", "fingerprint", "command", "killed")}
+        stored = {
+            name: getattr(entry, name) for name in ("ticket", "fingerprint", "command", "killed")
+        }
         path = self.root / f"{entry.key}.json"
         path.with_suffix(".new").write_text(json.dumps(stored), encoding="utf-8")
         os.replace(path.with_suffix(".new"), path)
@@ -140,7 +150,9 @@ class Registry:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
-            raise WorkflowError("Another Snakemake runs here and watches this job's Determined command; wait for it or stop it.") from None
+            raise WorkflowError(
+                "Another Snakemake runs here and watches this job's Determined command; wait for it or stop it."
+            ) from None
         return lock
 
 
@@ -156,7 +168,12 @@ def fingerprint_of(job: JobExecutorInterface) -> str:
     A command started for another fingerprint must not be taken over: Snakemake would record the new parameters for the old outputs, and
     never make them anew.
     """
-    return digest([[single.rule.name, parameters(single), single.shellcmd, inputs(single)] for single in singles(job)])
+    return digest(
+        [
+            [single.rule.name, parameters(single), single.shellcmd, inputs(single)]
+            for single in singles(job)
+        ]
+    )
 
 
 def parameters(single: Any) -> list[str]:

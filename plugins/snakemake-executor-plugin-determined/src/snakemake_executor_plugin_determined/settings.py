@@ -24,16 +24,26 @@ class ExecutorSettings(ExecutorSettingsBase):
 
     # Snakemake's parser knows `Optional`, not `X | None`.
     master: Optional[str] = field(  # noqa: UP045
-        default=None, metadata={"help": "Address of the Determined master, e.g. https://determined.example:8443 (default: $DET_MASTER)."}
+        default=None,
+        metadata={
+            "help": "Address of the Determined master, e.g. https://determined.example:8443 (default: $DET_MASTER)."
+        },
     )
     workspace: Optional[str] = field(  # noqa: UP045
-        default=None, metadata={"help": "Name of the workspace that commands belong to (default: the master's)."}
+        default=None,
+        metadata={"help": "Name of the workspace that commands belong to (default: the master's)."},
     )
     pool: Optional[str] = field(  # noqa: UP045
-        default=None, metadata={"help": "Resource pool that commands run in (default: the master's pool for the asked number of slots)."}
+        default=None,
+        metadata={
+            "help": "Resource pool that commands run in (default: the master's pool for the asked number of slots)."
+        },
     )
     image: Optional[str] = field(  # noqa: UP045
-        default=None, metadata={"help": "Container image that commands run in; it or a bind mount holds the interpreter and its packages."}
+        default=None,
+        metadata={
+            "help": "Container image that commands run in; it or a bind mount holds the interpreter and its packages."
+        },
     )
     bind_mounts: list[str] = field(
         default_factory=list,
@@ -54,14 +64,22 @@ class ExecutorSettings(ExecutorSettingsBase):
         },
     )
     python: Optional[str] = field(  # noqa: UP045
-        default=None, metadata={"help": "Interpreter with Snakemake on the nodes (default: the path of the one that runs here)."}
+        default=None,
+        metadata={
+            "help": "Interpreter with Snakemake on the nodes (default: the path of the one that runs here)."
+        },
     )
     poll_seconds: Optional[float] = field(  # noqa: UP045
-        default=None, metadata={"help": "Seconds between looks at running commands (default: --seconds-between-status-checks)."}
+        default=None,
+        metadata={
+            "help": "Seconds between looks at running commands (default: --seconds-between-status-checks)."
+        },
     )
     patience_seconds: float = field(
         default=3600.0,
-        metadata={"help": "How long an unreachable master is waited for before the run stops; commands that run then keep running."},
+        metadata={
+            "help": "How long an unreachable master is waited for before the run stops; commands that run then keep running."
+        },
     )
     grace_seconds: float = field(
         default=90.0,
@@ -70,7 +88,9 @@ class ExecutorSettings(ExecutorSettingsBase):
             " shared file system before its job counts as lost. Longer than that file system's attribute cache."
         },
     )
-    log_lines: int = field(default=40, metadata={"help": "Lines of a failed command's log to print."})
+    log_lines: int = field(
+        default=40, metadata={"help": "Lines of a failed command's log to print."}
+    )
 
 
 def bind_mounts(values: list[str]) -> list[dict[str, Any]]:
@@ -84,8 +104,12 @@ def bind_mounts(values: list[str]) -> list[dict[str, Any]]:
         host, _, rest = value.partition(":")
         container, _, mode = rest.partition(":")
         container = container or host
-        if mode not in ("", "ro") or not (PurePosixPath(host).is_absolute() and PurePosixPath(container).is_absolute()):
-            raise WorkflowError(f"--determined-bind-mounts: {value!r} is not HOST[:CONTAINER[:ro]] with absolute paths.")
+        if mode not in ("", "ro") or not (
+            PurePosixPath(host).is_absolute() and PurePosixPath(container).is_absolute()
+        ):
+            raise WorkflowError(
+                f"--determined-bind-mounts: {value!r} is not HOST[:CONTAINER[:ro]] with absolute paths."
+            )
         mounts.append({"host_path": host, "container_path": container, "read_only": mode == "ro"})
     return mounts
 
@@ -100,9 +124,13 @@ def environment_variables(values: list[str]) -> dict[str, str]:
     for given in values:
         name, has_value, value = given.partition("=")
         if name in SECRETS:
-            raise WorkflowError(f"--determined-environment-variables: {name} is a secret; a command's configuration is not. Leave it out.")
+            raise WorkflowError(
+                f"--determined-environment-variables: {name} is a secret; a command's configuration is not. Leave it out."
+            )
         if not has_value and name not in os.environ:
-            raise WorkflowError(f"--determined-environment-variables: {name} has no value here; set it, or give {name}=VALUE.")
+            raise WorkflowError(
+                f"--determined-environment-variables: {name} has no value here; set it, or give {name}=VALUE."
+            )
         variables[name] = value if has_value else os.environ[name]
     return variables
 
@@ -131,13 +159,29 @@ def connect(settings: ExecutorSettings, poll: float, warn: Callable[[str], None]
     """
     address = settings.master or os.environ.get("DET_MASTER")
     if not address:
-        raise WorkflowError("No Determined master: give --determined-master https://HOST:PORT, or set DET_MASTER.")
+        raise WorkflowError(
+            "No Determined master: give --determined-master https://HOST:PORT, or set DET_MASTER."
+        )
     if not settings.image:
-        raise WorkflowError("No image for Determined commands: name one with --determined-image; the master's default lacks this workflow.")
-    mounts, variables = bind_mounts(settings.bind_mounts), environment_variables(settings.environment_variables)
+        raise WorkflowError(
+            "No image for Determined commands: name one with --determined-image; the master's default lacks this workflow."
+        )
+    mounts, variables = (
+        bind_mounts(settings.bind_mounts),
+        environment_variables(settings.environment_variables),
+    )
     master = Master(Client(address))
     patiently(master.check, min(START_PATIENCE, settings.patience_seconds), poll, warn)
     if settings.pool:
         master.check_pool(settings.pool)
     workspace = master.workspace_id(settings.workspace) if settings.workspace else None
-    return Target(master, workspace, settings.pool, settings.image, mounts, variables, settings.patience_seconds, poll)
+    return Target(
+        master,
+        workspace,
+        settings.pool,
+        settings.image,
+        mounts,
+        variables,
+        settings.patience_seconds,
+        poll,
+    )

@@ -15,7 +15,13 @@ from snakemake_executor_plugin_determined.registry import Entry, Registry, finge
 from snakemake_executor_plugin_determined.settings import Target
 
 
-def take_over(target: Target, registry: Registry, job: JobExecutorInterface, grace: float, logger: LoggerExecutorInterface) -> Entry | None:
+def take_over(
+    target: Target,
+    registry: Registry,
+    job: JobExecutorInterface,
+    grace: float,
+    logger: LoggerExecutorInterface,
+) -> Entry | None:
     """The entry of an earlier command that does this very job; None if the job has to be submitted.
 
     A command that runs for other parameters or inputs is ended first. An exit code from before this run is no reason to skip the job:
@@ -32,11 +38,17 @@ def take_over(target: Target, registry: Registry, job: JobExecutorInterface, gra
     running = runs(target, entry, grace, logger)
     if wanted and (running or (entry.exit_code() == 0 and entry.ended_after(registry.started))):
         registry.save(entry)
-        logger.info(f"Job {job.jobid} is taken over from an earlier run as Determined command {entry.command}.")
+        logger.info(
+            f"Job {job.jobid} is taken over from an earlier run as Determined command {entry.command}."
+        )
         return entry
     if running:
-        logger.info(f"Determined command {entry.command} runs for other parameters or inputs of job {job.jobid}: it is ended first.")
-        if end(target.master, registry, [entry], grace) or entry.beats_within(2 * grace / BEATS_PER_GRACE):
+        logger.info(
+            f"Determined command {entry.command} runs for other parameters or inputs of job {job.jobid}: it is ended first."
+        )
+        if end(target.master, registry, [entry], grace) or entry.beats_within(
+            2 * grace / BEATS_PER_GRACE
+        ):
             raise WorkflowError(
                 f"Determined command {entry.command} of an earlier run cannot be ended; end it, or wait until it has ended."
             )
@@ -50,7 +62,9 @@ def runs(target: Target, entry: Entry, grace: float, logger: LoggerExecutorInter
         return False
 
     def find_and_ask() -> bool:
-        for command in [entry.command] if entry.command else target.master.find(entry.ticket)[entry.ticket]:
+        for command in (
+            [entry.command] if entry.command else target.master.find(entry.ticket)[entry.ticket]
+        ):
             entry.command = command
             state = target.master.state(command)
             if state is not None and not state.ended:
@@ -70,7 +84,9 @@ def slots_of(job: JobExecutorInterface) -> int:
     """
     gpus = job.resources.get("gpu", 0)
     if not isinstance(gpus, int) or gpus < 0:
-        raise WorkflowError(f"Resource gpu={gpus!r} of rule {job.name}: expected a whole number of Determined slots, 0 for CPU work.")
+        raise WorkflowError(
+            f"Resource gpu={gpus!r} of rule {job.name}: expected a whole number of Determined slots, 0 for CPU work."
+        )
     return gpus
 
 
@@ -112,10 +128,14 @@ def submit(
     registry.save(entry)
     entry.command = launch(target, entry, config, logger)
     registry.save(entry)
-    logger.info(f"Job {job.jobid} is Determined command {entry.command} ({config['resources']['slots']} slots).")
+    logger.info(
+        f"Job {job.jobid} is Determined command {entry.command} ({config['resources']['slots']} slots)."
+    )
 
 
-def launch(target: Target, entry: Entry, config: dict[str, Any], logger: LoggerExecutorInterface) -> str:
+def launch(
+    target: Target, entry: Entry, config: dict[str, Any], logger: LoggerExecutorInterface
+) -> str:
     """Id of the command, started once: before a request is repeated, the master is asked whether the lost one had arrived."""
     sent = False
 
@@ -132,4 +152,6 @@ def launch(target: Target, entry: Entry, config: dict[str, Any], logger: LoggerE
     try:
         return patiently(once, target.patience, target.poll, logger.warning)
     except RejectedError as error:
-        raise RejectedError(f"The Determined master rejects the command: {error}.", error.status) from error
+        raise RejectedError(
+            f"The Determined master rejects the command: {error}.", error.status
+        ) from error

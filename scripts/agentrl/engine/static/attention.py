@@ -21,7 +21,13 @@ TENSOR_CORE_ROWS = 16
 LOG2_E = 1.4426950408889634
 
 
-def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, scaling: float) -> torch.Tensor:
+def attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    positions: torch.Tensor,
+    scaling: float,
+) -> torch.Tensor:
     """Softmax attention of each row's query to its slots up to `positions`, those included.
 
     Args:
@@ -48,7 +54,9 @@ def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, positi
         GROUPS=groups, SHARED=shared, PADDED=padded, SIZE=size, SPLITS=splits, BLOCK=BLOCK, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     if splits > 1:
-        _together[rows, heads](parts, sums[0], sums[1], mixed, HEADS=heads, SIZE=size, SPLITS=splits, num_warps=1)
+        _together[rows, heads](
+            parts, sums[0], sums[1], mixed, HEADS=heads, SIZE=size, SPLITS=splits, num_warps=1
+        )
     return mixed
 
 
@@ -87,18 +95,30 @@ def _part(
         weights = tl.exp2(scores - higher[:, None])
         value = tl.load(values + where, mask=seen[:, None], other=0.0)
         total = total * shrink + tl.sum(weights, 1)
-        sums = sums * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+        sums = sums * shrink[:, None] + tl.dot(
+            weights.to(value.dtype), value, input_precision="ieee"
+        )
         peak = higher
     if SPLITS == 1:
-        tl.store(mixed + heads[:, None] * SIZE + dims[None, :], (sums / total[:, None]).to(mixed.dtype.element_ty), mask=real[:, None])
+        tl.store(
+            mixed + heads[:, None] * SIZE + dims[None, :],
+            (sums / total[:, None]).to(mixed.dtype.element_ty),
+            mask=real[:, None],
+        )
     else:
-        tl.store(parts + (heads * SPLITS + split)[:, None] * SIZE + dims[None, :], sums, mask=real[:, None])
+        tl.store(
+            parts + (heads * SPLITS + split)[:, None] * SIZE + dims[None, :],
+            sums,
+            mask=real[:, None],
+        )
         tl.store(peaks + heads * SPLITS + split, peak, mask=real)
         tl.store(totals + heads * SPLITS + split, total, mask=real)
 
 
 @triton.jit
-def _together(parts, peaks, totals, mixed, HEADS: tl.constexpr, SIZE: tl.constexpr, SPLITS: tl.constexpr):
+def _together(
+    parts, peaks, totals, mixed, HEADS: tl.constexpr, SIZE: tl.constexpr, SPLITS: tl.constexpr
+):
     """The parts of one row and head as one; a part without keys weighs nothing."""
     head = tl.program_id(0) * HEADS + tl.program_id(1)
     dims, splits = tl.arange(0, SIZE), tl.arange(0, SPLITS)
@@ -106,4 +126,7 @@ def _together(parts, peaks, totals, mixed, HEADS: tl.constexpr, SIZE: tl.constex
     weight = tl.exp2(peak - tl.max(peak, 0))
     total = tl.sum(tl.load(totals + head * SPLITS + splits) * weight, 0)
     sums = tl.load(parts + (head * SPLITS + splits)[:, None] * SIZE + dims[None, :])
-    tl.store(mixed + head * SIZE + dims, (tl.sum(sums * weight[:, None], 0) / total).to(mixed.dtype.element_ty))
+    tl.store(
+        mixed + head * SIZE + dims,
+        (tl.sum(sums * weight[:, None], 0) / total).to(mixed.dtype.element_ty),
+    )

@@ -16,7 +16,15 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
 from agentrl.engine.sampling import choose_tokens
-from agentrl.engine.static.products import Weights, adapt, add, base_model, in_effect, project, weights
+from agentrl.engine.static.products import (
+    Weights,
+    adapt,
+    add,
+    base_model,
+    in_effect,
+    project,
+    weights,
+)
 
 _log = logging.getLogger(__name__)
 RECOMPILATIONS = 64
@@ -39,7 +47,12 @@ class Place(NamedTuple):
 
 
 def before(
-    layer: torch.nn.Module, products: Weights, keys: torch.Tensor, values: torch.Tensor, hidden: torch.Tensor, place: Place
+    layer: torch.nn.Module,
+    products: Weights,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    hidden: torch.Tensor,
+    place: Place,
 ) -> Heads:
     """A decoder layer up to its attention; keys and values go into the slots.
 
@@ -65,7 +78,9 @@ def before(
     return query, key, value
 
 
-def after(layer: torch.nn.Module, products: Weights, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+def after(
+    layer: torch.nn.Module, products: Weights, hidden: torch.Tensor, mixed: torch.Tensor
+) -> torch.Tensor:
     """A decoder layer from its attention's result on.
 
     Args:
@@ -95,7 +110,13 @@ def between(
     return hidden, before(following, its_products, keys, values, hidden, place)
 
 
-def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, scaling: float) -> torch.Tensor:
+def attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    positions: torch.Tensor,
+    scaling: float,
+) -> torch.Tensor:
     """Attention of one query a row to its slot up to its position, in plain PyTorch: what `attention.attend` computes without Triton.
 
     Args:
@@ -111,11 +132,15 @@ def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, positi
     rows, groups, length, size = keys.shape
     scores = query.view(rows, groups, -1, size) @ keys.transpose(-1, -2)
     seen = torch.arange(length, device=positions.device) <= positions.view(-1, 1, 1, 1)
-    mixed = (scores.float() * scaling).masked_fill(~seen, -torch.inf).softmax(-1).to(values.dtype) @ values
+    mixed = (scores.float() * scaling).masked_fill(~seen, -torch.inf).softmax(-1).to(
+        values.dtype
+    ) @ values
     return mixed.reshape(rows, -1, size)
 
 
-def attend_prompts(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, prompts: int, scaling: float) -> torch.Tensor:
+def attend_prompts(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, prompts: int, scaling: float
+) -> torch.Tensor:
     """Causal attention within prompts of one width; what pads a shorter one on its right is seen by nobody that counts.
 
     Args:
@@ -128,8 +153,12 @@ def attend_prompts(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, 
     Returns:
         (prompts x width, heads, head_dim).
     """
-    query, key, value = (part.unflatten(0, (prompts, -1)).transpose(1, 2) for part in (query, key, value))
-    mixed = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+    query, key, value = (
+        part.unflatten(0, (prompts, -1)).transpose(1, 2) for part in (query, key, value)
+    )
+    mixed = scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+    )
     return mixed.transpose(1, 2).flatten(0, 1)
 
 
@@ -157,17 +186,32 @@ class Forward:
         self.model, self.base, self.compiled = model, base_model(model), compiled
         self._as_written()
         if compiled:
-            self.before, self.between, self.after, self.choose = map(torch.compile, (before, between, after, choose_tokens))
+            self.before, self.between, self.after, self.choose = map(
+                torch.compile, (before, between, after, choose_tokens)
+            )
             size = self.base.config.head_dim
-            if self.base.device.type == "cuda" and find_spec("triton") and size >= 16 and size.bit_count() == 1:
-                from agentrl.engine.static.attention import attend as kernel  # Triton comes with PyTorch's CUDA builds
+            if (
+                self.base.device.type == "cuda"
+                and find_spec("triton")
+                and size >= 16
+                and size.bit_count() == 1
+            ):
+                from agentrl.engine.static.attention import (
+                    attend as kernel,
+                )  # Triton comes with PyTorch's CUDA builds
 
                 self.attend = kernel
         self.products: list[Weights] = []
         self.seen: Any = None
 
     def _as_written(self) -> None:
-        self.before, self.between, self.after, self.choose, self.attend = before, between, after, choose_tokens, attend
+        self.before, self.between, self.after, self.choose, self.attend = (
+            before,
+            between,
+            after,
+            choose_tokens,
+            attend,
+        )
 
     def refresh(self) -> bool:
         """Take over weights and adapters as they are now.
@@ -185,7 +229,10 @@ class Forward:
 
     def _state(self) -> Any:
         """What graphs and copies depend on: where each weight lies, which frozen ones were written to, which adapters are in effect."""
-        lie = [(part.data_ptr(), None if "lora_" in name else part._version) for name, part in self.model.named_parameters()]  # noqa: SLF001
+        lie = [
+            (part.data_ptr(), None if "lora_" in name else part._version)  # noqa: SLF001
+            for name, part in self.model.named_parameters()
+        ]
         return lie, [in_effect(layer) for layer in self.base.model.layers]
 
     def decode(self, ids: torch.Tensor, positions: torch.Tensor, cache: Cache) -> torch.Tensor:
@@ -201,7 +248,9 @@ class Forward:
         """
         rows = len(ids)
 
-        def mix(new: Heads, keys: torch.Tensor, values: torch.Tensor, scaling: float) -> torch.Tensor:
+        def mix(
+            new: Heads, keys: torch.Tensor, values: torch.Tensor, scaling: float
+        ) -> torch.Tensor:
             return self.attend(new[0], keys[:rows], values[:rows], positions, scaling)
 
         hidden = self._layers(ids, torch.arange(rows, device=ids.device), positions, cache, mix)
@@ -219,13 +268,17 @@ class Forward:
         """
         prompts, width = ids.shape
 
-        def mix(new: Heads, _keys: torch.Tensor, _values: torch.Tensor, scaling: float) -> torch.Tensor:
+        def mix(
+            new: Heads, _keys: torch.Tensor, _values: torch.Tensor, scaling: float
+        ) -> torch.Tensor:
             return attend_prompts(*new, prompts, scaling)
 
         positions = torch.arange(width, device=ids.device).repeat(prompts)
         self._layers(ids.flatten(), slots.repeat_interleave(width), positions, cache, mix)
 
-    def _layers(self, ids: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, cache: Cache, mix: Mix) -> torch.Tensor:
+    def _layers(
+        self, ids: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, cache: Cache, mix: Mix
+    ) -> torch.Tensor:
         """Hidden states (tokens, hidden size) behind the last layer."""
         decoder = self.base.model
         hidden = decoder.embed_tokens(ids)
@@ -235,7 +288,10 @@ class Forward:
             with torch.compiler.config.patch(recompile_limit=RECOMPILATIONS):
                 return self._pass(hidden, place, cache, mix)
         except TorchDynamoException as error:
-            _log.warning("layers cannot be compiled here and run uncompiled, more slowly: %s", str(error).strip().splitlines()[0])
+            _log.warning(
+                "layers cannot be compiled here and run uncompiled, more slowly: %s",
+                str(error).strip().splitlines()[0],
+            )
             self.compiled = False
             self._as_written()
             return self._pass(hidden, place, cache, mix)
@@ -248,7 +304,9 @@ class Forward:
             mixed = mix(new, keys, values, layer.self_attn.scaling).flatten(1)
             self._any_number(hidden, mixed)
             if index + 1 < len(layers):
-                hidden, new = self.between(layer, products, *layers[index + 1], hidden, mixed, place)
+                hidden, new = self.between(
+                    layer, products, *layers[index + 1], hidden, mixed, place
+                )
             else:
                 hidden = self.after(layer, products, hidden, mixed)
         return hidden

@@ -48,7 +48,13 @@ class StaticLoop:
         self, model: torch.nn.Module, decoding: Decoding, stop_ids: torch.Tensor, pad_id: int,
         slots: int = MAX_SLOTS, compiled: bool = True, graphs: bool = True,
     ) -> None:  # fmt: skip
-        self.model, self.decoding, self.stop_ids, self.pad_id, self.most = model, decoding, stop_ids, pad_id, slots
+        self.model, self.decoding, self.stop_ids, self.pad_id, self.most = (
+            model,
+            decoding,
+            stop_ids,
+            pad_id,
+            slots,
+        )
         self.forward, self.graphed = Forward(model, compiled), graphs
         self.slots: Slots | None = None
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -59,7 +65,9 @@ class StaticLoop:
         return self.forward.compiled
 
     @torch.no_grad()
-    def serve(self, requests: Sequence[Request], uniforms: Uniforms) -> Generator[tuple[int, Sample], Request | None, None]:
+    def serve(
+        self, requests: Sequence[Request], uniforms: Uniforms
+    ) -> Generator[tuple[int, Sample], Request | None, None]:
         """Sample rows until each has ended: yields a row's number and its newest sample, and is sent the row's next request or None.
 
         Raises:
@@ -78,12 +86,16 @@ class StaticLoop:
                 rows = min(_power_of_two(len(waiting)), slots.count)
             free = [slot for slot in range(rows) if slot not in holds]
             filled = {}
-            while free and waiting and slots.fits(waiting[0][1]):  # one that does not waits until all have ended and there is more room
+            while (
+                free and waiting and slots.fits(waiting[0][1])
+            ):  # one that does not waits until all have ended and there is more room
                 filled[free.pop(0)] = waiting.popleft()
             self._fill(slots, {slot: request for slot, (_, request) in filled.items()}, uniforms)
             holds |= filled
             steps |= dict.fromkeys(filled, 0)
-            count = min(LOOK, max(request.max_tokens - steps[slot] for slot, (_, request) in holds.items()))
+            count = min(
+                LOOK, max(request.max_tokens - steps[slot] for slot, (_, request) in holds.items())
+            )
             if count < 1:
                 raise RuntimeError("a row outlived its budget")
             self._advance(slots, rows, count)
@@ -110,7 +122,9 @@ class StaticLoop:
                 count, length = max(count, self.slots.count), max(length, self.slots.length)
             self._drop()  # give the memory back before taking more
             self.most = min(self.most, self._room(length))
-            self.slots = Slots(self.forward.base, self.decoding, self.stop_ids, min(count, self.most), length)
+            self.slots = Slots(
+                self.forward.base, self.decoding, self.stop_ids, min(count, self.most), length
+            )
         self.slots.active.zero_()
         return self.slots
 
@@ -125,7 +139,14 @@ class StaticLoop:
             return self.most
         torch.cuda.empty_cache()
         config, free = base.config, torch.cuda.mem_get_info(base.device)[0]
-        row = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * base.dtype.itemsize * length
+        row = (
+            2
+            * config.num_hidden_layers
+            * config.num_key_value_heads
+            * config.head_dim
+            * base.dtype.itemsize
+            * length
+        )
         return 1 << max(1, int(SHARE * free / row).bit_length() - 1)
 
     def _fill(self, slots: Slots, placed: dict[int, Request], uniforms: Uniforms) -> None:
@@ -133,7 +154,11 @@ class StaticLoop:
         pending = list(placed)
         while pending:
             size = 1
-            while size < len(pending) and (size + 1) * max(len(placed[slot].context) for slot in pending[: size + 1]) <= PREFILL_TOKENS:
+            while (
+                size < len(pending)
+                and (size + 1) * max(len(placed[slot].context) for slot in pending[: size + 1])
+                <= PREFILL_TOKENS
+            ):
                 size += 1
             group, pending = pending[:size], pending[size:]
             requests = [placed[slot] for slot in group]
@@ -167,7 +192,9 @@ class StaticLoop:
         slots.active.copy_(active)
         return graph
 
-    def _ended(self, slots: Slots, rows: int, holds: dict[int, tuple[int, Request]]) -> dict[int, Sample]:
+    def _ended(
+        self, slots: Slots, rows: int, holds: dict[int, tuple[int, Request]]
+    ) -> dict[int, Sample]:
         """What the rows that ended since the last look have sampled."""
         if slots.broken:
             slots.broken.zero_()
@@ -179,9 +206,13 @@ class StaticLoop:
         at = torch.tensor(ended, device=slots.ids.device)
         counts, stops = slots.sampled[at].tolist(), set(slots.stop_ids.tolist())
         found = {}
-        for slot, count, ids, scores in zip(ended, counts, slots.ids[at].tolist(), slots.logprobs[at].tolist(), strict=True):
+        for slot, count, ids, scores in zip(
+            ended, counts, slots.ids[at].tolist(), slots.logprobs[at].tolist(), strict=True
+        ):
             logprobs = [round(score, 6) for score in scores[:count]]
-            found[slot] = Sample(ids[:count], logprobs, "stop" if ids[count - 1] in stops else "length")
+            found[slot] = Sample(
+                ids[:count], logprobs, "stop" if ids[count - 1] in stops else "length"
+            )
         return found
 
 

@@ -41,13 +41,20 @@ def supported(model: torch.nn.Module) -> bool:
     base = base_model(model)
     if not isinstance(base, Qwen3ForCausalLM) or set(base.config.layer_types) != {"full_attention"}:
         return False
-    return all(_plain(part) for layer in base.model.layers for parts in _parts(layer) for part in parts)
+    return all(
+        _plain(part) for layer in base.model.layers for parts in _parts(layer) for part in parts
+    )
 
 
 def _parts(layer: torch.nn.Module) -> tuple[list[Any], ...]:
     """The layers of each product, in the order of `Weights`."""
     attention, mlp = layer.self_attn, layer.mlp
-    return [attention.q_proj, attention.k_proj, attention.v_proj], [attention.o_proj], [mlp.gate_proj, mlp.up_proj], [mlp.down_proj]  # type: ignore[union-attr]
+    return (
+        [attention.q_proj, attention.k_proj, attention.v_proj],
+        [attention.o_proj],
+        [mlp.gate_proj, mlp.up_proj],
+        [mlp.down_proj],
+    )  # type: ignore[union-attr]
 
 
 def _plain(part: Any) -> bool:
@@ -69,7 +76,10 @@ def _product(parts: Sequence[Any]) -> Product:
     if not adapters:
         return Product(bases[0] if len(bases) == 1 else torch.cat(bases), None)
     rank, outputs = sum(len(adapter.down) for adapter in adapters), sum(map(len, bases))
-    return Product(torch.cat([*bases, bases[0].new_zeros(rank, bases[0].shape[1])]), bases[0].new_zeros(rank, outputs))
+    return Product(
+        torch.cat([*bases, bases[0].new_zeros(rank, bases[0].shape[1])]),
+        bases[0].new_zeros(rank, outputs),
+    )
 
 
 def adapt(layer: torch.nn.Module, products: Weights) -> None:
@@ -108,7 +118,10 @@ def _adapters(part: Any) -> list[_Adapter]:
     if not isinstance(part, LoraLinear) or part.disable_adapters or part.merged:
         return []
     names = [name for name in part.active_adapters if name in part.lora_A]
-    return [_Adapter(part.lora_A[name].weight, part.lora_B[name].weight, part.scaling[name]) for name in names]
+    return [
+        _Adapter(part.lora_A[name].weight, part.lora_B[name].weight, part.scaling[name])
+        for name in names
+    ]
 
 
 def project(product: Product, given: torch.Tensor) -> torch.Tensor:

@@ -25,13 +25,25 @@ class Slots:
         length: tokens of a row, context and sampled.
     """
 
-    def __init__(self, base: PreTrainedModel, decoding: Decoding, stop_ids: torch.Tensor, count: int, length: int) -> None:
+    def __init__(
+        self,
+        base: PreTrainedModel,
+        decoding: Decoding,
+        stop_ids: torch.Tensor,
+        count: int,
+        length: int,
+    ) -> None:
         self.decoding, self.count, self.length = decoding, count, length
         device, config = base.device, base.config
         self.stop_ids = stop_ids.to(device)
         shape = (count, config.num_key_value_heads, length, config.head_dim)
         layers = range(config.num_hidden_layers)
-        self.cache = Cache(*([torch.zeros(shape, dtype=base.dtype, device=device) for _ in layers] for _ in Cache._fields))
+        self.cache = Cache(
+            *(
+                [torch.zeros(shape, dtype=base.dtype, device=device) for _ in layers]
+                for _ in Cache._fields
+            )
+        )
         whole = {"dtype": torch.int64, "device": device}
         self.last = torch.zeros(count, **whole)  # the id each row is to read next
         self.positions = torch.zeros(count, **whole)  # where that id stands
@@ -48,7 +60,14 @@ class Slots:
         """Whether a row has room for it."""
         return len(request.context) + request.max_tokens <= self.length
 
-    def fill(self, rows: Sequence[int], requests: Sequence[Request], uniforms: torch.Tensor, forward: Forward, pad_id: int) -> None:
+    def fill(
+        self,
+        rows: Sequence[int],
+        requests: Sequence[Request],
+        uniforms: torch.Tensor,
+        forward: Forward,
+        pad_id: int,
+    ) -> None:
         """Put new requests into free slots: cache their contexts but the last id, which the next step reads.
 
         Args:
@@ -77,12 +96,18 @@ class Slots:
         index = torch.arange(rows, device=self.last.device)
         logits = forward.decode(self.last[:rows], self.positions[:rows], self.cache)
         sampled, active = self.sampled[:rows], self.active[:rows]
-        chosen, scores = forward.choose(logits, self.decoding, self.uniforms[index, sampled], narrow=True)
+        chosen, scores = forward.choose(
+            logits, self.decoding, self.uniforms[index, sampled], narrow=True
+        )
         self.ids[index, sampled] = chosen
         self.logprobs[index, sampled] = scores
         self.broken |= (active & ~scores.isfinite()).any()
         sampled += active
-        goes_on = active & ~(chosen.unsqueeze(-1) == self.stop_ids).any(-1) & (sampled < self.budgets[:rows])
+        goes_on = (
+            active
+            & ~(chosen.unsqueeze(-1) == self.stop_ids).any(-1)
+            & (sampled < self.budgets[:rows])
+        )
         self.last[:rows] = torch.where(goes_on, chosen, self.last[:rows])
         self.positions[:rows] += goes_on
         active.copy_(goes_on)
@@ -90,7 +115,16 @@ class Slots:
     def gather(self, rows: Sequence[int]) -> None:
         """Move these slots to the front, in order: fewer rows then take part in a step."""
         at = torch.tensor(rows, device=self.last.device)
-        progress = (self.last, self.positions, self.sampled, self.budgets, self.active, self.ids, self.logprobs, self.uniforms)
+        progress = (
+            self.last,
+            self.positions,
+            self.sampled,
+            self.budgets,
+            self.active,
+            self.ids,
+            self.logprobs,
+            self.uniforms,
+        )
         for tensor in (*self.cache.keys, *self.cache.values, *progress):
             tensor[: len(rows)] = tensor[at]
         self.active[len(rows) :] = False
