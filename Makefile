@@ -1,7 +1,7 @@
 # `make demo` and `make test` build .venv from pinned requirements first, and again only when these or Python change.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-seeds demo-slurm demo-triples test test-slurm clean
+.PHONY: help demo demo-seeds demo-slurm demo-triples lint test test-all test-heavy test-slurm clean
 
 PYTHON ?= python3
 REQUIREMENTS := envs/cpu.txt
@@ -27,7 +27,9 @@ help:
 	@echo "make demo    the whole study, small, on this machine's CPU; ends with its summary"
 	@echo "make demo-triples   the demo on three fresh triples of seeds, and the README's table"
 	@echo "make demo-seeds     the demo with five training seeds and four trials of every item: what its verdict can say"
-	@echo "make test    lint and tests"
+	@echo "make test    lint and tests, minutes"
+	@echo "make test-heavy   what makes studies of its own: the matrix of reruns, the double of Determined, the choice on dev"
+	@echo "make test-all     all three, what continuous integration runs"
 	@echo "make test-slurm   the profile \`gpu\` on a real Slurm of one node: root, Debian packages slurmctld slurmd slurm-client munge"
 	@echo "make demo-slurm   the demo through that Slurm, its model processes submitted as GPU jobs"
 	@echo "make clean   remove results/demo, nothing else"
@@ -55,12 +57,23 @@ demo-seeds: $(PLUGIN_STAMP)
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/snakemake --profile profiles/demo --config study=demo-seeds "tasks={seed: 31}" \
 	  "training={seeds: [31, 32, 33, 34, 35]}" "evaluation={trials: 4}" "demo_policy={sft: {seed: 31}}"
 
-test: $(PLUGIN_STAMP) $(TEST_ONLY_STAMP)
+lint: $(PLUGIN_STAMP)
 	@$(VENV)/bin/ruff check .
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/python -m pytest -m "not slurm"
+	@$(VENV)/bin/ruff format --check .
+	@said=$$(PYTHONPATH=scripts $(VENV)/bin/lint-imports --no-cache) || { echo "$$said"; exit 1; }
+
+# Two processes; a file's tests stay together, for they share what is slow to make.
+PYTEST = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/python -m pytest
+test: lint $(TEST_ONLY_STAMP)
+	@$(PYTEST) -n 2 --dist loadfile -m "not slurm and not heavy"
+
+test-heavy: $(PLUGIN_STAMP) $(TEST_ONLY_STAMP)
+	@$(PYTEST) -n 2 --dist loadfile -m "heavy and not slurm"
 
 test-slurm: $(PLUGIN_STAMP)
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/python -m pytest -m slurm
+	@$(PYTEST) -m slurm
+
+test-all: test-slurm test-heavy test
 
 clean:
 	rm -rf results/demo

@@ -32,6 +32,9 @@ from agentrl.study.strictyaml import read_yaml
 from agentrl.tasks.families import Task, generate
 from agentrl.training.expert import encode_turn
 
+MAKES_ITS_OWN = frozenset({"chosen", "second", "demo_start"})
+"""Fixtures that run a study, or train a policy, beside the one that all tests share."""
+
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(
@@ -45,6 +48,13 @@ QWEN3_VOCABULARY = 151936
 """Rows of Qwen3's embedding; the tokenizer uses the first 151,669."""
 
 Say = Callable[..., Trajectory]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What asks for a study of its own is heavy."""
+    for item in items:
+        if MAKES_ITS_OWN & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.heavy)
 
 
 @pytest.fixture(scope="session")

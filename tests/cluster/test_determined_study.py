@@ -13,7 +13,7 @@ from determined_master import Double
 from determined_project import PLUGIN, Project
 
 
-@pytest.mark.determined
+@pytest.mark.heavy
 @pytest.mark.timeout(1800)  # two studies of a minute each, on a busy machine
 def test_a_whole_study_runs_as_commands_with_the_same_summary(micro: Path, tmp_path: Path) -> None:
     folder = micro_study.copy_project(tmp_path / "study")

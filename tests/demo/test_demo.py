@@ -40,7 +40,7 @@ def short(section: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def made(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def demo_start(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Base and start of the shortened recipe."""
     folder, found = tmp_path_factory.mktemp("demo"), sections(study)
     for name in ("demo-base", "demo-sft"):
@@ -55,31 +55,33 @@ def made(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_start_is_a_policy_with_its_tokenizer_beside_it(made: Path) -> None:
-    folder, manifest = check_policy(made / "start/manifest.json")
+def test_the_start_is_a_policy_with_its_tokenizer_beside_it(demo_start: Path) -> None:
+    folder, manifest = check_policy(demo_start / "start/manifest.json")
     ChatProtocol(load_tokenizer(folder))
-    ChatProtocol(load_tokenizer(made / "start/tokenizer"))
+    ChatProtocol(load_tokenizer(demo_start / "start/tokenizer"))
     assert manifest["steps"] == 0, "no step of GRPO"
     assert manifest["examples"]["demonstrations"] > 1000
-    assert (made / "start/tokenizer/tokenizer.json").read_bytes() == (
+    assert (demo_start / "start/tokenizer/tokenizer.json").read_bytes() == (
         folder / "tokenizer.json"
     ).read_bytes()
 
 
-def test_the_same_recipe_gives_the_same_bytes(made: Path, tmp_path: Path) -> None:
+def test_the_same_recipe_gives_the_same_bytes(demo_start: Path, tmp_path: Path) -> None:
     run(
         "train_demo_sft.py",
-        recipe=made / "demo-sft.json",
-        base=made / "base/manifest.json",
+        recipe=demo_start / "demo-sft.json",
+        base=demo_start / "base/manifest.json",
         out=tmp_path / "start",
     )
     assert (tmp_path / "start/manifest.json").read_bytes() == (
-        made / "start/manifest.json"
+        demo_start / "start/manifest.json"
     ).read_bytes()
 
 
-def test_sft_changed_the_base(made: Path) -> None:
-    weights = [(made / name / "model/model.safetensors").read_bytes() for name in ("base", "start")]
+def test_sft_changed_the_base(demo_start: Path) -> None:
+    weights = [
+        (demo_start / name / "model/model.safetensors").read_bytes() for name in ("base", "start")
+    ]
     assert weights[0] != weights[1]
 
 
@@ -100,6 +102,7 @@ def test_demonstrations_depart_as_often_as_the_mixture_says(
     )
 
 
+@pytest.mark.heavy
 def test_only_the_policys_own_tokens_are_taught(study: Study, chat: ChatProtocol) -> None:
     recipe = validate(sections(study)["demo-base"], DemoBase)
     rows, contents = examples(recipe, chat)

@@ -4,13 +4,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forked_python import interpreter
 from safetensors.torch import load_file, save_file
 
 from agentrl.evidence.files import dump, write_json, write_text
@@ -777,7 +777,7 @@ def test_leftovers_of_another_arm_are_noted_not_judged(study: Path) -> None:
 def command(study: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     root = Path(__file__).resolve().parents[2]
     return subprocess.run(
-        [sys.executable, "scripts/verify.py", str(study), *arguments],
+        [interpreter(), "scripts/verify.py", str(study), *arguments],
         cwd=root,
         text=True,
         capture_output=True,

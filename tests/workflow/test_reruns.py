@@ -26,7 +26,7 @@ from rerun_studies import CHOSEN, DEMO, MICRO, MICRO_RAW, Change
 
 from agentrl.evidence.hashing import sha256
 
-pytestmark = pytest.mark.reruns
+pytestmark = pytest.mark.heavy
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pilot_rows
 import pytest
+from forked_python import interpreter
 from micro_study import copy_project, snakemake
 from safetensors.torch import load_file
 
@@ -324,7 +325,7 @@ def run_evaluation(folder: Path, **changes: str) -> subprocess.CompletedProcess[
         "freeze": f"{base}/freeze/agent-test.json", "out": f"{folder}/evaluation", **changes,
     }  # fmt: skip
     command = [
-        sys.executable,
+        interpreter(),
         "scripts/evaluate_agent.py",
         *(part for name, value in arguments.items() for part in (f"--{name}", value)),
     ]
@@ -498,7 +499,7 @@ def test_an_arm_that_could_not_learn_is_refused_by_name(own: Path) -> None:
             str(out),
         ]
         done = subprocess.run(
-            [sys.executable, "scripts/admit_arm.py", *arguments],
+            [interpreter(), "scripts/admit_arm.py", *arguments],
             cwd=own,
             text=True,
             capture_output=True,

@@ -13,6 +13,8 @@ import pytest
 from determined_master import IMAGE, TOKEN, Double
 from determined_project import WAITING, Project, until
 
+pytestmark = pytest.mark.heavy
+
 Tell = Callable[[str, str], None]
 
 HEAD = """\
