@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, Protocol
 
 import torch
-from transformers import PreTrainedModel
+from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
 from agentrl.engine.transformers import TransformersEngine
 from agentrl.evidence.errors import StudyError
@@ -25,6 +25,9 @@ from benchmarks.gpu.scale import Scale
 
 WARM_TOKENS = 4
 """Of methods that compile nothing."""
+COMPILES_NOTHING = ("hf-sequential", "hf-batched", "dynamic")
+CONTINUOUS = {"hf-continuous": 0, "hf-continuous-compiled": 2}
+"""Method -> transformers' `default_compile_level` of continuous batching."""
 Prompts = Sequence[Sequence[int]]
 
 
@@ -65,6 +68,39 @@ def _generate(model: PreTrainedModel, decoding: Decoding, prompts: Prompts, new:
     return int(out[:, ids.shape[1] :].numel())
 
 
+def continuous(model: PreTrainedModel, decoding: Decoding, level: int) -> Method:
+    """`generate_batch`: transformers' continuous batching over a paged cache, its own sampler.
+
+    The manager is kept, so that the warm-up captures what the timed run replays. No prefix is shared by random prompts.
+
+    Args:
+        model: loaded weights.
+        decoding: temperature, top-p and top-k; transformers draws the random numbers.
+        level: its `default_compile_level`; 0 compiles nothing, CUDA graphs are its own choice.
+    """
+    sampled = GenerationConfig(
+        do_sample=True,
+        temperature=decoding.temperature,
+        top_p=decoding.top_p,
+        top_k=decoding.top_k,
+        eos_token_id=-1,
+        pad_token_id=0,
+    )
+    config = ContinuousBatchingConfig(allow_block_sharing=False, default_compile_level=level)
+
+    def method(prompts: Prompts, new: int) -> int:
+        rows = [list(prompt) for prompt in prompts]
+        found = model.generate_batch(
+            rows, sampled, config, max_new_tokens=new, persistent_manager=True
+        )
+        short = [len(row.generated_tokens) for row in found.values()]
+        if len(short) != len(rows) or set(short) != {new}:
+            raise RuntimeError(f"{len(short)} of {len(rows)} rows, lengths {sorted(set(short))}")
+        return sum(short)
+
+    return method
+
+
 def ours(engine: Engine) -> Method:
     """Any engine of this project."""
     runs = iter(range(1_000_000))
@@ -82,6 +118,8 @@ def ours(engine: Engine) -> Method:
 
 def hf_method(model: PreTrainedModel, decoding: Decoding, name: str) -> Method:
     """A method that calls `generate`."""
+    if name in CONTINUOUS:
+        return continuous(model, decoding, CONTINUOUS[name])
     return sequential(model, decoding) if name == "hf-sequential" else batched(model, decoding)
 
 
@@ -120,7 +158,7 @@ def measure(method: Method, name: str, scale: Scale, count: int) -> dict[str, An
     """
     new = scale.new[name]
     run = f"{name}/{count}"
-    warm = WARM_TOKENS if name.startswith(("hf-", "dynamic")) else new
+    warm = WARM_TOKENS if name in COMPILES_NOTHING else new
     _, startup = timed(lambda: method(prompts(scale, count, f"{run}/warm"), warm), scale)
     first, prefill = timed(lambda: method(prompts(scale, count, f"{run}/first"), 1), scale)
     tokens, seconds = timed(lambda: method(prompts(scale, count, f"{run}/timed"), new), scale)

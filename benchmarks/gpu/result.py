@@ -15,6 +15,8 @@ off; `other` is tokenizing, checking, writing evidence, logging."""
 METHODS = {
     "hf-sequential": "HF generate, one by one",
     "hf-batched": "HF generate, batched",
+    "hf-continuous": "HF generate_batch",
+    "hf-continuous-compiled": "HF generate_batch, compiled",
     "dynamic": "transformers engine, dynamic loop",
     "graphed": "transformers engine, CUDA graphs",
     "compiled": "transformers engine, CUDA graphs and compiled layers",

@@ -76,6 +76,8 @@ FULL = Scale(
     counts={
         "hf-sequential": (1, 4),
         "hf-batched": (4, 32, 128, 512),
+        "hf-continuous": (32, 128, 512),
+        "hf-continuous-compiled": (32, 128, 512),
         "dynamic": (4, 32),
         "graphed": (4, 32),
         "compiled": ALL,
@@ -84,6 +86,8 @@ FULL = Scale(
     new={
         "hf-sequential": 32,
         "hf-batched": 64,
+        "hf-continuous": 256,
+        "hf-continuous-compiled": 256,
         "dynamic": 64,
         "graphed": 256,
         "compiled": 256,
