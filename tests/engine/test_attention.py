@@ -16,7 +16,7 @@ TEST_ONLY = Path(sys.prefix) / "test-only"
 COMPARE = """
 import json, sys
 import torch
-from agentrl.engine import attention
+from agentrl.engine.static import attention
 from agentrl.engine.forward import attend
 
 torch.manual_seed(0)
