@@ -17,7 +17,7 @@ COMPARE = """
 import json, sys
 import torch
 from agentrl.engine.static import attention
-from agentrl.engine.forward import attend
+from agentrl.engine.static.forward import attend
 
 torch.manual_seed(0)
 device, dtype = sys.argv[1], getattr(torch, sys.argv[2])

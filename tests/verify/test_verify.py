@@ -519,7 +519,15 @@ def test_rehashing_an_untouched_study_breaks_nothing(study: Path) -> None:
     assert verify(study).passed
 
 
-@pytest.mark.parametrize("name", RECOMPUTED)
+def some_light(table: dict[str, Any]) -> list[Any]:
+    """A table's rows: each verifies a study, two seconds, so all but every twelfth are heavy."""
+    return [
+        pytest.param(name, marks=pytest.mark.heavy if row % 12 else ())
+        for row, name in enumerate(table)
+    ]
+
+
+@pytest.mark.parametrize("name", some_light(RECOMPUTED))
 def test_a_single_change_is_named(study: Path, name: str) -> None:
     change, kind = RECOMPUTED[name]
     change(study)
@@ -527,7 +535,7 @@ def test_a_single_change_is_named(study: Path, name: str) -> None:
     assert kind in findings.first, show(findings)
 
 
-@pytest.mark.parametrize("name", RECOMPUTED)
+@pytest.mark.parametrize("name", some_light(RECOMPUTED))
 def test_recomputation_catches_it_with_all_hashes_regenerated(study: Path, name: str) -> None:
     change, kind = RECOMPUTED[name]
     change(study)
@@ -539,7 +547,7 @@ def test_recomputation_catches_it_with_all_hashes_regenerated(study: Path, name:
     )
 
 
-@pytest.mark.parametrize("name", HASHED)
+@pytest.mark.parametrize("name", some_light(HASHED))
 def test_a_change_that_only_hashes_can_tell_is_named(study: Path, name: str) -> None:
     change, kind = HASHED[name]
     change(study)
