@@ -9,18 +9,14 @@ workflow.register_envvars(*(name for name in (profile.GPU_PYTHON, profile.GPU_LO
 
 
 def refuse_second_writers():
-    """Called by `onstart`: a scheduler must be there, and jobs that a killed snakemake left in its queue still write here."""
-    if workflow.executor_plugin.name in profile.SCHEDULERS:
-        try:
-            profile.choose_scheduler()
-        except profile.ProfileError as error:
-            raise WorkflowError(str(error)) from None
+    """Called by `onstart`: Slurm must be there, and jobs that a killed snakemake left in its queue still write here."""
     if workflow.executor_plugin.name == "slurm":
         try:
+            profile.choose_scheduler({**os.environ, profile.CHOICE: "slurm"})
             slurm.check_visible(Path.cwd())
             slurm.refuse_orphans(R, Path.cwd())
             slurm.remember_min_job_age()
-        except slurm.SlurmError as error:
+        except (profile.ProfileError, slurm.SlurmError) as error:
             raise WorkflowError(str(error)) from None
 
 

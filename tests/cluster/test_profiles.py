@@ -166,7 +166,7 @@ def test_a_run_without_its_scheduler_is_refused_before_the_first_job(
         project, "--executor", "slurm", "--jobs", "1", "--config", "study=x", PATH=str(bare)
     )
     assert done.returncode == 1
-    assert "no scheduler found" in done.stdout, done.stdout
+    assert "sbatch is not on PATH" in done.stdout, done.stdout
     assert not (project / "results/x").exists()
 
 

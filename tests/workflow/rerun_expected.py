@@ -239,7 +239,7 @@ LATE: dict[str, tuple[str, ...]] = {
     "agentrl/engine/static/forward.py": ("agentrl/engine/static/attention.py",),  # on a GPU
     "agentrl/verify/merges.py": (  # with --checkpoints
         "agentrl/policy/merge.py",
-        "agentrl/policy/loading.py",
+        "agentrl/policy/checkpoint.py",
         "agentrl/policy/files.py",
         "agentrl/verify/sums.py",
     ),
